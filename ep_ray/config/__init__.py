@@ -1,0 +1,1 @@
+"""Typed configuration. Nothing here imports ray, torch or vllm."""

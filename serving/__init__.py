@@ -1,0 +1,1 @@
+"""Serving side of ep-ray: vLLM engines, the router and the load generator."""

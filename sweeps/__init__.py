@@ -1,0 +1,1 @@
+"""Trials and their results: planning, running, Arrow tables, statistics and reports."""

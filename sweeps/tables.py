@@ -1,0 +1,162 @@
+"""Arrow schemas of a sweep's tables: raw integers, units in names, one version number.
+
+`trials` holds one row per attempt of a trial, failed ones included, and is written last:
+a trial without its row did not happen. Every other table joins on (trial_id, attempt).
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+SCHEMA_VERSION = "1"
+
+_KEY = [("trial_id", pa.string()), ("attempt", pa.int32())]
+
+
+def _schema(*fields: tuple[str, pa.DataType]) -> pa.Schema:
+    return pa.schema(_KEY + list(fields), metadata={"ep_ray_schema_version": SCHEMA_VERSION})
+
+
+TRIALS = _schema(
+    ("sweep_id", pa.string()),
+    ("experiment", pa.string()),
+    ("measure", pa.string()),  # a2a | serving
+    ("arm", pa.string()),
+    ("cell", pa.string()),
+    ("repeat", pa.int32()),
+    ("status", pa.string()),  # ok | failed | timeout | crash
+    ("error", pa.string()),
+    ("config_hash", pa.string()),
+    ("config_json", pa.string()),
+    ("started_unix_ns", pa.int64()),
+    ("duration_ns", pa.int64()),
+    ("backend", pa.string()),
+    ("device", pa.string()),  # what was run on: a GPU's name, or the CPU's
+    ("shared_gpu", pa.bool_()),
+    ("transport_asked", pa.string()),
+    ("transport_seen", pa.string()),
+    ("transport_status", pa.string()),  # proved | unproved | contradicted | not_applicable
+    # all-to-all cells
+    ("phase", pa.string()),
+    ("ep", pa.int32()),
+    ("tokens", pa.int32()),
+    ("hidden", pa.int32()),
+    ("experts", pa.int32()),
+    ("topk", pa.int32()),
+    ("routing", pa.string()),
+    ("dispatch_dtype", pa.string()),
+    ("combine_dtype", pa.string()),
+    # serving cells
+    ("shape", pa.string()),
+    ("concurrency", pa.int32()),
+    ("requests", pa.int32()),
+    ("tp", pa.int32()),
+    ("dp", pa.int32()),
+    # what ran, as JSON objects
+    ("versions_json", pa.string()),
+    ("hardware_json", pa.string()),
+    ("env_json", pa.string()),  # effective NCCL_, FI_, UCX_, GLOO_, VLLM_ per rank
+)
+
+# One row per operation of an all-to-all trial.
+OPERATIONS = _schema(
+    ("op", pa.string()),  # dispatch | combine | pair
+    ("dedup", pa.string()),  # none | rank | node
+    ("layout", pa.string()),
+    ("timed_region", pa.string()),  # what is inside it, in words
+    ("graph", pa.bool_()),
+    ("warmup_iterations", pa.int32()),
+    ("wire_bytes_out_max", pa.int64()),  # largest over ranks, own share excluded
+    ("wire_bytes_in_max", pa.int64()),
+    ("wire_bytes_total", pa.int64()),
+    ("link_bytes_per_s", pa.float64()),  # measured in the same run
+    ("bound_ns", pa.float64()),  # null at EP1, where nothing crosses
+    ("max_over_mean_received_rows", pa.float64()),
+    ("checked", pa.bool_()),
+)
+
+# One row per timing. role: cold | warmup | measured | floor (the empty-event floor).
+SAMPLES = _schema(
+    ("op", pa.string()),
+    ("role", pa.string()),
+    ("rank", pa.int32()),
+    ("iteration", pa.int32()),
+    ("duration_ns", pa.int64()),
+)
+
+# One row per HTTP request. Times are CLOCK_MONOTONIC of the client's host.
+REQUESTS = _schema(
+    ("request_id", pa.string()),
+    ("role", pa.string()),  # measured | warmup | calibration
+    ("endpoint", pa.string()),  # as the router's response header names it; null without a router
+    ("state", pa.string()),  # complete | failed | aborted
+    ("reason", pa.string()),  # why it is not complete
+    ("http_status", pa.int32()),
+    ("finish_reason", pa.string()),
+    ("prompt_tokens", pa.int32()),
+    ("completion_tokens", pa.int32()),
+    ("completion_tokens_source", pa.string()),  # usage | token_ids | text_chunks
+    ("token_rule", pa.string()),  # continuous_usage | token_ids | text
+    ("intended_ns", pa.int64()),
+    ("sent_ns", pa.int64()),
+    ("end_ns", pa.int64()),
+    ("chunk_ns", pa.list_(pa.int64())),  # receive stamps of token-carrying chunks
+    ("chunk_tokens", pa.list_(pa.int32())),  # tokens in each of them
+)
+
+# One row per serving cell.
+CELLS = _schema(
+    ("wall_ns", pa.int64()),
+    ("in_flight_max", pa.int32()),
+    ("client_lag_p99_ns", pa.int64()),
+    ("client_lag_flag", pa.bool_()),
+    ("plausibility", pa.string()),  # empty, or what does not fit, in words
+)
+
+# One row per endpoint and role of a serving cell; counts are differences over the cell.
+LEDGER = _schema(
+    ("endpoint", pa.string()),
+    ("role", pa.string()),
+    ("client_sent", pa.int64()),
+    ("client_complete", pa.int64()),
+    ("client_failed", pa.int64()),
+    ("client_aborted", pa.int64()),
+    ("router_forwarded", pa.int64()),  # null without a router
+    ("router_complete", pa.int64()),
+    ("router_failed", pa.int64()),
+    ("router_aborted", pa.int64()),
+    ("router_retried", pa.int64()),
+    ("engine_complete", pa.int64()),  # all roles of the cell together: on the row `all`
+    ("engine_aborted", pa.int64()),
+    ("agrees", pa.bool_()),
+)
+
+# One row per piece of evidence about what carried the traffic.
+TRANSPORT = _schema(
+    ("rank", pa.int32()),
+    ("source", pa.string()),  # log | interface | library
+    ("evidence", pa.string()),
+    ("transport", pa.string()),  # what this evidence shows; null where it shows none
+    ("bytes_seen", pa.int64()),
+    ("bytes_expected", pa.int64()),
+)
+
+# One row per reading of the hardware around a trial.
+TELEMETRY = _schema(
+    ("unix_ns", pa.int64()),
+    ("node", pa.string()),
+    ("source", pa.string()),  # gpu0, cpu, ...
+    ("name", pa.string()),  # sm_clock_mhz, power_w, load_1min, ...
+    ("value", pa.float64()),
+)
+
+TABLES: dict[str, pa.Schema] = {
+    "trials": TRIALS,
+    "operations": OPERATIONS,
+    "samples": SAMPLES,
+    "requests": REQUESTS,
+    "cells": CELLS,
+    "ledger": LEDGER,
+    "transport": TRANSPORT,
+    "telemetry": TELEMETRY,
+}
