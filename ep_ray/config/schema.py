@@ -90,8 +90,6 @@ class Cluster:
         cpus: CPUs that a local cluster offers; null asks the machine.
         mask_gpus: Whether Ray hides other GPUs from communicator actors. Masking can corrupt
             a collective benchmark (ray#61073, nccl#1906), so it is off by default.
-        min_worker_port: First port for Ray's workers on a local cluster.
-        max_worker_port: Last such port. The range must leave the engines' ports free.
         placement_timeout_s: How long to wait for the placement group.
         dashboard: Whether a local cluster starts the Ray dashboard.
     """
@@ -102,8 +100,6 @@ class Cluster:
     gpus: int | None = None
     cpus: int | None = None
     mask_gpus: bool = False
-    min_worker_port: int = 20000
-    max_worker_port: int = 20999
     placement_timeout_s: float = 60.0
     dashboard: bool = True
 
@@ -289,7 +285,8 @@ class Load:
         api: Endpoint that receives the load.
         shapes: `prompt/completion` in tokens, for example `1024/256`.
         concurrency: Requests in flight; the loop is closed.
-        requests: Measured requests per concurrency; a key for each entry of `concurrency`.
+        min_requests: Fewest measured requests in a cell.
+        requests_per_slot: Measured requests per unit of concurrency, where that is more.
         warmups: Warm-up requests per cell, excluded and kept with their role.
         calibration: Calibration requests per arm, excluded and kept with their role.
         ignore_eos: Whether every request generates exactly the asked completion length.
@@ -300,7 +297,8 @@ class Load:
     api: Api = Api.completions
     shapes: list[str] = MISSING
     concurrency: list[int] = MISSING
-    requests: dict[int, int] = MISSING
+    min_requests: int = 32
+    requests_per_slot: int = 4
     warmups: int = 4
     calibration: int = 1
     ignore_eos: bool = True

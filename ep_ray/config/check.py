@@ -1,0 +1,219 @@
+"""Combinations that cannot run, found before anything starts. Pure: looks at no machine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+from ep_ray.config.errors import ConfigError
+from ep_ray.config.schema import (
+    Arm,
+    ArmKind,
+    Backend,
+    Config,
+    Dtype,
+    Measure,
+    RouterPolicy,
+    RoutingKind,
+    Transport,
+    TransportKind,
+)
+
+ENV_PREFIXES = ("NCCL_", "FI_", "UCX_", "GLOO_", "VLLM_")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+# Wide TP stays inside one node, so no NIC carries it.
+ARM_TRANSPORTS = {
+    ArmKind.wide_tp: set(TransportKind) - {TransportKind.ib, TransportKind.efa},
+    ArmKind.external_dp: set(TransportKind),
+    ArmKind.attached: {TransportKind.auto},
+}  # fmt: skip
+BACKEND_TRANSPORTS = {
+    "gloo": {TransportKind.auto, TransportKind.tcp},
+    "nccl": set(TransportKind),
+    "auto": set(TransportKind),
+}
+
+
+def check(config: Config) -> None:
+    """Raises `ConfigError` listing every problem of an experiment.
+
+    Raises:
+        ConfigError: What was asked, what is possible, and which key mends it.
+    """
+    problems = list(_general(config))
+    if Measure.a2a in config.measure:
+        problems += _workload(config)
+    if Measure.serving in config.measure:
+        problems += _serving(config)
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def arms_of(config: Config) -> list[Arm]:
+    """The arm under test and those it is compared with, in order."""
+    return [config.arm, *config.against.arms.values()]
+
+
+def backends_of(config: Config) -> list[Backend]:
+    """The backend under test and those it is compared with, in order."""
+    return [config.backend, *config.against.backends.values()]
+
+
+def transport_of(config: Config, arm: Arm) -> Transport:
+    """The transport that an arm asks for: its own, or the experiment's."""
+    return arm.transport or config.transport
+
+
+def router_of(config: Config, arm: Arm) -> RouterPolicy:
+    """The router policy of an arm: its own, or the experiment's."""
+    return arm.router or config.router.policy
+
+
+def requests_of(config: Config, concurrency: int) -> int:
+    """Measured requests of a cell: enough to fill the closed loop several times."""
+    return max(config.load.min_requests, config.load.requests_per_slot * concurrency)
+
+
+def _general(config: Config) -> Iterator[str]:
+    if not config.measure:
+        yield "`measure` is empty: name a2a, serving or both"
+    if not _NAME.fullmatch(config.name):
+        yield f"`name={config.name}` becomes a folder's name: use letters, digits, '.', '_', '-'"
+    if config.repeats < 1:
+        yield f"`repeats={config.repeats}`: at least 1"
+    for key, transport in _transports(config):
+        for name in transport.env:
+            if not name.startswith(ENV_PREFIXES):
+                yield f"`{key}.env.{name}`: only {', '.join(ENV_PREFIXES)} variables are recorded"
+
+
+def _transports(config: Config) -> Iterator[tuple[str, Transport]]:
+    yield "transport", config.transport
+    for arm in arms_of(config):
+        if arm.transport:
+            yield f"transport of arm {arm.name}", arm.transport
+
+
+def _workload(config: Config) -> Iterator[str]:
+    work = config.workload
+    if not 1 <= work.topk <= work.experts:
+        yield f"`workload.topk={work.topk}`: from 1 to workload.experts={work.experts}"
+    if work.dispatch_dtype is Dtype.fp8 and work.hidden % 128:
+        yield (
+            f"`workload.hidden={work.hidden}` with FP8: one scale per 128 columns needs a "
+            "multiple of 128; or set workload.dispatch_dtype=bf16"
+        )
+    if not work.ep:
+        yield "`workload.ep` is empty: name at least one EP size, for example [2]"
+    for name, phase in work.phases.items():
+        if phase.tokens < 1 or phase.iterations < 1:
+            yield f"`workload.phases.{name}`: tokens and iterations are at least 1"
+    for ep in work.ep:
+        yield from _ep_size(config, ep)
+    for backend in backends_of(config):
+        allowed = BACKEND_TRANSPORTS.get(backend.name, set(TransportKind))
+        if config.transport.kind not in allowed:
+            yield _transport_problem("transport", config.transport.kind, backend.name, allowed)
+
+
+def _ep_size(config: Config, ep: int) -> Iterator[str]:
+    work = config.workload
+    if ep < 1 or work.experts % ep:
+        possible = [str(n) for n in range(1, work.experts + 1) if work.experts % n == 0]
+        yield (
+            f"`workload.ep={ep}`: workload.experts={work.experts} must divide evenly over ranks; "
+            f"possible: {', '.join(possible)}"
+        )
+    elif RoutingKind.one_hot in work.routing and work.experts // ep < work.topk:
+        yield (
+            f"`workload.routing=one_hot` at EP{ep}: all {work.topk} experts of a token lie on one "
+            f"rank, which holds {work.experts // ep}; raise workload.experts or lower workload.topk"
+        )
+
+
+def _serving(config: Config) -> Iterator[str]:
+    arms = arms_of(config)
+    names = [arm.name for arm in arms]
+    for name in {n for n in names if names.count(n) > 1}:
+        yield f"two arms are called `{name}`: give each its own `name`"
+    for arm in arms:
+        yield from _arm(config, arm)
+    yield from _load(config)
+    if config.model.made not in (None, "tiny", "lite"):
+        yield f"`model.made={config.model.made}`: allowed: tiny, lite, null"
+    attached = all(arm.kind is ArmKind.attached for arm in arms)
+    if not attached and config.model.made is None and not config.model.path:
+        yield "`model.path` is empty: give a folder or a hub id, or model.made=tiny"
+
+
+def _arm(config: Config, arm: Arm) -> Iterator[str]:
+    where = "arm" if arm is config.arm else f"against.arms.{arm.name}"
+    transport = transport_of(config, arm).kind
+    if transport not in ARM_TRANSPORTS[arm.kind]:
+        yield _transport_problem(where, transport, arm.kind.name, ARM_TRANSPORTS[arm.kind])
+    if arm.kind is ArmKind.attached:
+        yield from _attached(arm, where)
+        return
+    if arm.tp < 1 or arm.dp < 1:
+        yield f"`{where}`: tp={arm.tp} and dp={arm.dp} are at least 1"
+        return
+    if arm.kind is ArmKind.wide_tp and arm.dp != 1:
+        yield f"`{where}.dp={arm.dp}`: wide_tp is one engine; use kind external_dp for dp > 1"
+    if arm.kind is ArmKind.external_dp and router_of(config, arm) is RouterPolicy.none:
+        yield f"`{where}.router=none`: external_dp needs a router in front of its {arm.dp} ranks"
+    if arm.url or arm.rank_urls:
+        yield f"`{where}.url`: only kind attached measures a running server; choose arm=attached"
+    yield from _experts(config, arm, where)
+
+
+def _experts(config: Config, arm: Arm, where: str) -> Iterator[str]:
+    size = arm.tp * arm.dp
+    if arm.ep is not None and not arm.enable_ep:
+        yield f"`{where}.ep={arm.ep}` with {where}.enable_ep=false: drop one of them"
+    if arm.enable_ep and arm.ep not in (None, size):
+        yield (
+            f"`{where}.ep={arm.ep}`: with EP on, vLLM spreads experts over tp x dp = "
+            f"{arm.tp} x {arm.dp} = {size}; set {where}.ep={size}, or change tp or dp"
+        )
+    experts = config.model.experts
+    if arm.enable_ep and experts and experts % size:
+        yield (
+            f"`{where}`: {experts} experts of model `{config.model.name}` do not divide over "
+            f"EP {size} (tp {arm.tp} x dp {arm.dp})"
+        )
+
+
+def _attached(arm: Arm, where: str) -> Iterator[str]:
+    if not arm.url:
+        yield f"`{where}.url` is missing: {where}.url=http://HOST:PORT of the running server"
+    for url in [arm.url or "", *arm.rank_urls]:
+        if url and (urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname):
+            yield f"`{url}` is no URL: write http://HOST:PORT"
+
+
+def _load(config: Config) -> Iterator[str]:
+    load = config.load
+    for shape in load.shapes:
+        if not re.fullmatch(r"[1-9]\d*/[1-9]\d*", shape):
+            yield f"`load.shapes={shape}`: write PROMPT/COMPLETION in tokens, for example 1024/256"
+        elif sum(map(int, shape.split("/"))) > config.model.max_model_len:
+            yield (
+                f"`load.shapes={shape}` is longer than model.max_model_len="
+                f"{config.model.max_model_len}"
+            )
+    if not load.shapes or not load.concurrency:
+        yield "`load.shapes` and `load.concurrency` name at least one value each"
+    for c in load.concurrency:
+        if c < 1:
+            yield f"`load.concurrency={c}`: at least 1"
+    if load.min_requests < 1 or load.requests_per_slot < 1:
+        yield "`load.min_requests` and `load.requests_per_slot` are at least 1"
+
+
+def _transport_problem(
+    where: str, kind: TransportKind, who: str, allowed: set[TransportKind]
+) -> str:
+    words = ", ".join(sorted(t.name for t in allowed))
+    return f"`{where}` asks for transport={kind.name}, which {who} cannot have; allowed: {words}"

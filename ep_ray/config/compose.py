@@ -1,0 +1,158 @@
+"""From a command line to typed experiments, with errors that name key, place and remedy.
+
+Hydra composes; this module finds `conf/`, composes every point of a command line before
+Hydra starts the first, and turns Hydra's exceptions into `ConfigError`. Typed keys added
+with `+` slip through Hydra, so each point is merged into the schema once more at the end.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf
+
+from ep_ray.config.check import check
+from ep_ray.config.errors import ConfigError
+from ep_ray.config.explain import explain
+from ep_ray.config.schema import Config
+
+CONFIG_NAME = "config"
+_BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+
+
+def config_dir() -> Path:
+    """The folder `conf/`: inside the package in a wheel, beside it in a checkout.
+
+    Raises:
+        ConfigError: Neither exists.
+    """
+    package = Path(__file__).resolve().parents[1]
+    for folder in (package / "conf", package.parent / "conf"):
+        if (folder / f"{CONFIG_NAME}.yaml").is_file():
+            return folder
+    raise ConfigError(f"no conf/ folder in {package} or {package.parent}: reinstall ep-ray")
+
+
+def register() -> None:
+    """Makes the schema and the scratch folder known to Hydra. Safe to call again."""
+    ConfigStore.instance().store(name="schema", node=Config)
+    OmegaConf.register_new_resolver("ep_ray_scratch", _scratch, replace=True)
+
+
+def _scratch() -> str:
+    # Hydra insists on writing multirun.yaml; our rows hold every resolved config anyway.
+    return str(Path(tempfile.gettempdir()) / "ep_ray_hydra")
+
+
+def typed(composed: DictConfig, overrides: Sequence[str] = ()) -> Config:
+    """Turns a composed configuration into checked dataclasses.
+
+    Args:
+        composed: What Hydra made of files and overrides.
+        overrides: The command line's overrides, to name the one at fault.
+
+    Raises:
+        ConfigError: An unknown key, a wrong type, a missing value or an impossible combination.
+    """
+    container = OmegaConf.to_container(composed, resolve=True)
+    assert isinstance(container, dict)
+    container.pop("hydra", None)
+    if container.get("name", "???") == "???":
+        names = sorted(path.stem for path in (config_dir() / "exp").glob("*.yaml"))
+        raise ConfigError(f"no experiment chosen: write +exp=NAME; there are {', '.join(names)}")
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(Config), container)
+        config = OmegaConf.to_object(merged)
+    except Exception as error:
+        raise explain(error, overrides) from error
+    assert isinstance(config, Config)
+    check(config)
+    return config
+
+
+def compose_all(
+    overrides: Sequence[str], multirun: bool, search_dir: str | None = None
+) -> list[Config]:
+    """Composes and checks every point of a command line, before anything starts.
+
+    Args:
+        overrides: Hydra overrides, for example `["+exp=quickstart", "load.warmups=2"]`.
+        multirun: Whether `-m` was given (an experiment may ask for it as well).
+        search_dir: A further folder of configs (`--config-dir`).
+
+    Raises:
+        ConfigError: The first point that is wrong, by its overrides.
+    """
+    search = [f"hydra.searchpath=[file://{Path(search_dir).resolve()}]"] if search_dir else []
+    with _hydra():
+        points = _points([*search, *overrides], multirun)
+        return [_compose_point(point) for point in points]
+
+
+def _compose_point(point: Sequence[str]) -> Config:
+    try:
+        return typed(compose(CONFIG_NAME, overrides=list(point)), point)
+    except ConfigError as error:
+        raise ConfigError(f"{error}\n  in: {' '.join(point) or '(no overrides)'}") from error
+    except Exception as error:
+        raise explain(error, point) from error
+
+
+@contextmanager
+def _hydra() -> Iterator[None]:
+    register()
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(version_base="1.3", config_dir=str(config_dir())):
+            yield
+    finally:
+        GlobalHydra.instance().clear()
+
+
+def _points(overrides: Sequence[str], multirun: bool) -> list[list[str]]:
+    """Overrides of each job that Hydra would start; dynamic sweepers give their base point."""
+    parser = OverridesParser.create()
+    try:
+        parsed = parser.parse_overrides(list(overrides))
+        plain = [o.input_line or "" for o in parsed if not o.is_sweep_override()]
+        if multirun:
+            _refuse_lost_sweeps(plain, [o for o in parsed if o.is_sweep_override()])
+        base = compose(CONFIG_NAME, overrides=plain, return_hydra_config=True)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise explain(error, overrides) from error
+    if not multirun and base.hydra.mode is not None and base.hydra.mode.name == "MULTIRUN":
+        multirun = True
+    if not multirun:
+        return [list(overrides)]
+    if base.hydra.sweeper._target_ != _BASIC_SWEEPER:
+        return [plain]
+    params = [f"{key}={value}" for key, value in (base.hydra.sweeper.params or {}).items()]
+    batches = BasicSweeper.split_arguments(parser.parse_overrides(params) + parsed, None)
+    return [list(point) for batch in batches for point in batch]
+
+
+def _refuse_lost_sweeps(plain: Sequence[str], sweeps: Sequence[Any]) -> None:
+    """Hydra drops an experiment's own sweeper when several experiments are swept at once."""
+    for override in sweeps:
+        if override.key_or_group != "exp":
+            continue
+        for name in override.sweep_string_iterator():
+            composed = compose(
+                CONFIG_NAME, overrides=[*plain, f"+exp={name}"], return_hydra_config=True
+            )
+            if composed.hydra.sweeper.get("params") or composed.hydra.mode is not None:
+                raise ConfigError(
+                    f"`-m +exp=...` over several experiments would drop the sweep that "
+                    f"experiment `{name}` defines for itself; run that one in its own command"
+                )
