@@ -19,8 +19,8 @@ from ep_ray.config.schema import (
     Transport,
     TransportKind,
 )
+from ep_ray.inventory import ENV_PREFIXES
 
-ENV_PREFIXES = ("NCCL_", "FI_", "UCX_", "GLOO_", "VLLM_")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 # Wide TP stays inside one node, so no NIC carries it.

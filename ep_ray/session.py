@@ -1,0 +1,159 @@
+"""One warm Ray session for a whole sweep: a local cluster, or one that exists already."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from ep_ray.config.errors import ConfigError
+from ep_ray.config.schema import Cluster
+from ep_ray.inventory import Machine, local_machine
+
+NAMESPACE = "ep_ray"
+NOSET = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
+_ATTACH_S = 60.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node of the cluster: Ray's id and address, and what the machine has."""
+
+    node_id: str
+    ip: str
+    machine: Machine
+    worker_ports: tuple[int, int] | None
+
+
+class Session:
+    """Ray for the length of a sweep.
+
+    Args:
+        cluster: Where trials run.
+        ranks: Most ranks that run at once; a local CPU cluster offers as many CPU slots,
+            whatever the machine has, because slots only place ranks.
+    """
+
+    def __init__(self, cluster: Cluster, ranks: int) -> None:
+        self._cluster = cluster
+        self._ranks = ranks
+        self._started = False
+        self.nodes: tuple[Node, ...] = ()
+
+    def start(self) -> None:
+        """Starts or joins the cluster and reads every node's hardware.
+
+        Raises:
+            ConfigError: The cluster cannot be reached.
+        """
+        if not ray.is_initialized():
+            self._init()
+            self._started = True
+        self.nodes = tuple(_node(n) for n in ray.nodes() if n["Alive"])
+
+    def _init(self) -> None:
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        if not self._cluster.mask_gpus:
+            os.environ[NOSET] = "1"
+        _absolute_python_path()
+        try:
+            if self._cluster.address:
+                self._attach(self._cluster.address)
+            else:
+                self._local()
+        except Exception as error:
+            where = self._cluster.address or "a local cluster"
+            raise ConfigError(
+                f"Ray could not use {where} (cluster.address={self._cluster.address}): {error}\n"
+                "  for a running cluster: `ray status` must answer here, with the same Ray "
+                "version and RAY_AUTH_MODE=token if it uses tokens; "
+                "without one: cluster=local"
+            ) from error
+
+    def _attach(self, address: str) -> None:
+        ray.init(
+            address=address,
+            namespace=NAMESPACE,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+
+    def _local(self) -> None:
+        cores = self._cluster.cpus or os.cpu_count() or 1
+        ray.init(
+            num_cpus=max(cores, self._ranks + 2),
+            num_gpus=self._cluster.gpus,
+            include_dashboard=self._cluster.dashboard,
+            namespace=NAMESPACE,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+
+    @property
+    def dashboard_url(self) -> str | None:
+        """Where the Ray dashboard shows the run, or None without one."""
+        url = ray.get_runtime_context().worker.node.webui_url if ray.is_initialized() else None
+        return f"http://{url}" if url else None
+
+    def check_ports(self, ports: Sequence[int]) -> None:
+        """Warns where Ray's worker ports of a node cover ports that engines need."""
+        for node in self.nodes:
+            if node.worker_ports is None:
+                continue
+            low, high = node.worker_ports
+            inside = [port for port in ports if low <= port <= high]
+            if inside:
+                _log.warning(
+                    "Ray's workers on %s may take ports %d to %d, and engines need %s: start Ray "
+                    "with --min-worker-port=20000 --max-worker-port=29999, or move the engines "
+                    "(arm.api_port=, arm.vllm_port=, arm.rpc_port=)",
+                    node.ip, low, high, inside,
+                )  # fmt: skip
+
+    def close(self) -> None:
+        """Leaves Ray; a cluster that this session started ends with it."""
+        if self._started and ray.is_initialized():
+            ray.shutdown()
+        self._started = False
+
+
+def _absolute_python_path() -> None:
+    # Workers start in another folder: relative entries, and the checkout itself, must be absolute.
+    entries = [e for e in os.environ.get("PYTHONPATH", "").split(os.pathsep) if e]
+    checkout = str(Path(__file__).resolve().parents[1])
+    paths = [str(Path(e).resolve()) for e in entries]
+    if checkout not in paths and "site-packages" not in checkout:
+        paths.append(checkout)
+    if paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+
+
+def _node(info: dict[str, str]) -> Node:
+    pin = NodeAffinitySchedulingStrategy(info["NodeID"], soft=False)
+    task = _inspect.options(scheduling_strategy=pin, name="inventory", num_cpus=0)
+    machine, ports = ray.get(task.remote(info["NodeID"]), timeout=_ATTACH_S)
+    return Node(info["NodeID"], info["NodeManagerAddress"], machine, ports)
+
+
+@ray.remote
+def _inspect(node_id: str) -> tuple[Machine, tuple[int, int] | None]:
+    return local_machine(), _worker_ports(node_id)
+
+
+def _worker_ports(node_id: str) -> tuple[int, int] | None:
+    """The port range on the command line of this node's raylet; None if it is not visible."""
+    for process in psutil.process_iter(["name", "cmdline"]):
+        if process.info["name"] != "raylet":
+            continue
+        flags = dict(a.lstrip("-").split("=", 1) for a in process.info["cmdline"] or [] if "=" in a)
+        low, high = int(flags.get("min_worker_port", 0)), int(flags.get("max_worker_port", 0))
+        if node_id.startswith(flags.get("node_id", node_id)[:8]) and high:
+            return low, high
+    return None

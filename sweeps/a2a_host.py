@@ -1,0 +1,234 @@
+"""Runs all-to-all trials on warm ranks: actors and communicators stay up between trials."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import ray
+
+from ep_ray.a2a.bench import Procedure, TrialResult
+from ep_ray.a2a.rank import Membership, RankActor
+from ep_ray.backends.base import Spec
+from ep_ray.config.schema import Config, DeviceKind, TransportKind
+from ep_ray.placement import Slot, find_slots, in_bundle, release, reserve
+from ep_ray.transport import Evidence, evidence_in_log, interface_evidence, judge, transport_env
+from ep_ray.watchdog import TrialError, kill_all, stacks, wait_all
+from sweeps.outcome import Outcome, evidence_rows, what_ran
+from sweeps.plan import A2aTrial
+
+_COMMUNICATOR = {DeviceKind.cpu: "gloo", DeviceKind.cuda: "nccl"}
+
+
+@dataclass
+class _Ranks:
+    """Actors in rank order, and what they say of themselves."""
+
+    group: Any
+    actors: list[Any]
+    facts: list[dict[str, Any]]
+    joined: int = 0  # ranks of the communicator that stands; 0 for none
+
+
+class A2aHost:
+    """Ranks for a run of all-to-all trials that share device and transport.
+
+    Args:
+        config: The experiment.
+        device: `cpu` or `cuda`.
+        ranks: Most ranks that a trial of this host needs; smaller ones use the first ranks.
+        label: Distinguishes this sweep's temporary files.
+    """
+
+    def __init__(self, config: Config, device: DeviceKind, ranks: int, label: str) -> None:
+        self._config = config
+        self._device = device
+        self._size = ranks
+        self._label = label
+        self._ranks: _Ranks | None = None
+
+    def run(self, trial: A2aTrial) -> Outcome:
+        """Runs one trial. A failure ends all ranks; the next trial gets new ones.
+
+        Raises:
+            TrialError: Timeout, crash or an error of a rank.
+        """
+        try:
+            ranks = self._ready(trial)
+            return self._measure(trial, ranks)
+        except BaseException as error:
+            self._explain_and_kill(error)
+            raise
+
+    def close(self) -> None:
+        """Ends the ranks: in order if they answer, by force if they do not."""
+        if self._ranks is None:
+            return
+        leaving = [actor.leave.remote() for actor in self._ranks.actors]
+        ray.wait(leaving, num_returns=len(leaving), timeout=self._config.deadlines.teardown_s)
+        self._kill()
+
+    def _ready(self, trial: A2aTrial) -> _Ranks:
+        ranks = self._ranks or self._start(trial)
+        if ranks.joined != trial.ep:
+            ranks.joined = 0
+            self._join(ranks.actors[: trial.ep])
+            ranks.joined = trial.ep
+        return ranks
+
+    def _start(self, trial: A2aTrial) -> _Ranks:
+        gpus = 1 if self._device is DeviceKind.cuda else 0
+        bundle: dict[str, float] = {"CPU": 1, **({"GPU": 1} if gpus else {})}
+        deadlines = self._config.deadlines
+        group = reserve(
+            [bundle] * self._size, "ep_ray:a2a", self._config.cluster.placement_timeout_s
+        )
+        self._ranks = _Ranks(group, [], [])
+        slots = find_slots(group, self._size, gpus, deadlines.actor_start_s)
+        for rank, slot in enumerate(slots):
+            self._ranks.actors.append(self._actor(group, rank, slot, gpus, trial))
+        refs = [actor.facts.remote() for actor in self._ranks.actors]
+        self._ranks.facts = wait_all(refs, deadlines.actor_start_s, "start of the ranks")
+        _refuse_shared_gpus(self._ranks.facts)
+        return self._ranks
+
+    def _actor(self, group: Any, rank: int, slot: Slot, gpus: int, trial: A2aTrial) -> Any:
+        env = transport_env(trial.transport, group=f"{self._label}-rank{rank}")
+        env["NCCL_DEBUG_FILE"] = f"/tmp/ep_ray-{self._label}-nccl-rank{rank}.log"
+        where = in_bundle(group, slot.bundle, gpus)
+        actor = RankActor.options(
+            **where, name=f"rank:{self._label}:{rank}", runtime_env={"env_vars": env}
+        )
+        masked = gpus and self._config.cluster.mask_gpus
+        index = (0 if masked else slot.gpu_indices[0]) if gpus else None
+        return actor.remote(index)
+
+    def _join(self, actors: Sequence[Any]) -> None:
+        deadline = self._config.deadlines.communicator_s
+        what = f"communicator of {len(actors)} ranks"
+        store = actors[0].serve_store.remote(len(actors))
+        host, port = wait_all([store], deadline, what)[0]
+        members = [
+            Membership(rank, len(actors), host, port, _COMMUNICATOR[self._device])
+            for rank in range(len(actors))
+        ]
+        joins = [a.join.remote(m, deadline) for a, m in zip(actors, members, strict=True)]
+        wait_all(joins, deadline, what)
+
+    def _measure(self, trial: A2aTrial, ranks: _Ranks) -> Outcome:
+        actors = ranks.actors[: trial.ep]
+        spec, procedure = self._spec(trial), self._procedure(trial)
+        before = wait_all([a.interface_bytes.remote() for a in actors], 30, "interface counters")
+        backend = trial.backend
+        runs = [a.run.remote(spec, procedure, backend.name, backend.options) for a in actors]
+        results: list[TrialResult] = wait_all(
+            runs, self._config.deadlines.trial_s, f"trial {trial.cell}"
+        )
+        after = wait_all([a.interface_bytes.remote() for a in actors], 30, "interface counters")
+        logs = wait_all([a.nccl_log.remote() for a in actors], 30, "NCCL logs")
+        errors = sorted({result.error for result in results if result.error})
+        outcome = Outcome(status="failed" if errors else "ok", error="; ".join(errors) or None)
+        outcome.rows["operations"] = [] if errors else results[0].operations
+        outcome.rows["samples"] = [row for r in results for row in _sample_rows(r)]
+        self._add_facts(outcome, trial, ranks, results, before[0], after[0], logs)
+        return outcome
+
+    def _add_facts(
+        self,
+        outcome: Outcome,
+        trial: A2aTrial,
+        ranks: _Ranks,
+        results: list[TrialResult],
+        before: dict[str, int],
+        after: dict[str, int],
+        logs: list[list[str]],
+    ) -> None:
+        evidence = [e for rank, lines in enumerate(logs) for e in evidence_in_log(rank, lines)]
+        if self._device is DeviceKind.cpu and trial.ep > 1 and results[0].operations:
+            evidence.append(interface_evidence(0, before, after, _sent_bytes(trial, results)))
+        status, seen = judge(trial.transport.kind, evidence, local_links=False)
+        if trial.ep == 1:
+            status, seen = "not_applicable", ""
+        outcome.rows["transport"] = evidence_rows(evidence)
+        facts = ranks.facts[: trial.ep]
+        outcome.facts |= {"transport_status": status, "transport_seen": seen, "shared_gpu": False}
+        outcome.facts |= what_ran(
+            facts[0]["versions"],
+            [{k: v for k, v in f.items() if k not in ("versions", "env")} for f in facts],
+            {str(rank): f["env"] for rank, f in enumerate(facts)},
+            facts[0]["gpu_name"] or facts[0]["machine"]["cpu"],
+        )
+        asked = trial.transport.kind
+        if status == "contradicted" and asked is not TransportKind.auto and outcome.status == "ok":
+            outcome.status = "failed"
+            outcome.error = f"asked for transport {asked.name}, seen {seen}"
+
+    def _spec(self, trial: A2aTrial) -> Spec:
+        work = self._config.workload
+        return Spec(
+            ep=trial.ep,
+            tokens=trial.tokens,
+            hidden=work.hidden,
+            experts=work.experts,
+            topk=work.topk,
+            dispatch_dtype=work.dispatch_dtype,
+            combine_dtype=work.combine_dtype,
+            device=self._device.name,
+        )
+
+    def _procedure(self, trial: A2aTrial) -> Procedure:
+        work = self._config.workload
+        return Procedure(
+            iterations=trial.iterations,
+            seed=self._config.seed,
+            routing=trial.routing,
+            zipf_exponent=work.zipf_exponent,
+            min_warmup=work.min_warmup,
+            max_warmup=work.max_warmup,
+            warmup_tolerance=work.warmup_tolerance,
+            check=work.check,
+        )
+
+    def _explain_and_kill(self, error: BaseException) -> None:
+        if self._ranks and isinstance(error, TrialError) and error.status == "timeout":
+            error.reason += "\n" + stacks(self._ranks.actors)
+        self._kill()
+
+    def _kill(self) -> None:
+        if self._ranks is None:
+            return
+        here = ray.util.get_node_ip_address()
+        pids = [f["pid"] for f in self._ranks.facts if f["node_ip"] == here]
+        left = kill_all(self._ranks.actors, pids)
+        release(self._ranks.group)
+        self._ranks = None
+        if left:
+            raise TrialError("crash", f"processes {left} of ended ranks cannot be killed")
+
+
+def _refuse_shared_gpus(facts: Sequence[dict[str, Any]]) -> None:
+    """Two ranks on one GPU would measure each other (verl#161)."""
+    by_uuid: dict[str, int] = {}
+    for rank, fact in enumerate(facts):
+        uuid = fact["gpu_uuid"]
+        if uuid is None:
+            continue
+        if uuid in by_uuid:
+            raise TrialError(
+                "failed",
+                f"ranks {by_uuid[uuid]} and {rank} share GPU {uuid}: every rank needs its own; "
+                "check CUDA_VISIBLE_DEVICES of the Ray nodes and cluster.mask_gpus",
+            )
+        by_uuid[uuid] = rank
+
+
+def _sample_rows(result: TrialResult) -> list[dict[str, Any]]:
+    columns = {key: list(values) for key, values in asdict(result.samples).items()}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _sent_bytes(trial: A2aTrial, results: list[TrialResult]) -> int:
+    """Payload that the measured iterations of all operations must have moved over the wire."""
+    per_iteration = sum(row["wire_bytes_total"] for row in results[0].operations)
+    return int(per_iteration) * trial.iterations

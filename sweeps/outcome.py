@@ -1,0 +1,106 @@
+"""What a trial leaves behind: a status, and rows for the tables."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ep_ray.transport import Evidence
+from sweeps.plan import A2aTrial, ServingTrial, Trial
+
+
+@dataclass
+class Outcome:
+    """Result of one attempt of a trial.
+
+    Attributes:
+        status: `ok`, `failed`, `timeout` or `crash`.
+        error: Why it is not ok.
+        facts: Further columns of the `trials` table.
+        rows: Rows of the other tables, by table.
+    """
+
+    status: str = "ok"
+    error: str | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+    rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+
+
+def trial_row(trial: Trial, experiment: str, outcome: Outcome, started_ns: int) -> dict[str, Any]:
+    """Columns of the `trials` table, but for those that the store adds."""
+    return {
+        "trial_id": trial.trial_id,
+        "experiment": experiment,
+        "measure": trial.measure,
+        "arm": trial.arm,
+        "cell": trial.cell,
+        "repeat": trial.repeat,
+        "status": outcome.status,
+        "error": outcome.error,
+        "config_hash": trial.config_hash,
+        "config_json": trial.config_json,
+        "started_unix_ns": started_ns,
+        "duration_ns": time.time_ns() - started_ns,
+        "transport_asked": _asked(trial),
+        **_cell_columns(trial),
+        **outcome.facts,
+    }
+
+
+def _asked(trial: Trial) -> str:
+    assert isinstance(trial, A2aTrial | ServingTrial)
+    return trial.transport.kind.name
+
+
+def _cell_columns(trial: Trial) -> dict[str, Any]:
+    if isinstance(trial, A2aTrial):
+        work = json.loads(trial.config_json)["arm"]["workload"]
+        return {
+            "backend": trial.backend.name,
+            "phase": trial.phase,
+            "ep": trial.ep,
+            "tokens": trial.tokens,
+            "routing": trial.routing.name,
+            **{k: work[k] for k in ("hidden", "experts", "topk")},
+            **{k: work[k] for k in ("dispatch_dtype", "combine_dtype")},
+        }
+    assert isinstance(trial, ServingTrial)
+    layout = trial.layout
+    return {
+        "backend": layout.all2all_backend if layout.enable_ep else None,
+        "shape": trial.shape,
+        "concurrency": trial.concurrency,
+        "requests": trial.requests,
+        **({"tp": layout.tp, "dp": layout.dp} if trial.gpus else {}),
+        **({"ep": layout.tp * layout.dp} if layout.enable_ep else {}),
+    }
+
+
+def evidence_rows(evidence: Sequence[Evidence]) -> list[dict[str, Any]]:
+    """Rows of the `transport` table."""
+    return [
+        {
+            "rank": e.rank,
+            "source": e.source,
+            "evidence": e.evidence,
+            "transport": e.transport,
+            "bytes_seen": e.bytes_seen,
+            "bytes_expected": e.bytes_expected,
+        }
+        for e in evidence
+    ]
+
+
+def what_ran(
+    versions: Mapping[str, str], hardware: Any, env: Mapping[str, Mapping[str, str]], device: str
+) -> dict[str, Any]:
+    """The columns of `trials` that say what a number was measured on."""
+    return {
+        "versions_json": json.dumps(versions, sort_keys=True),
+        "hardware_json": json.dumps(hardware, sort_keys=True),
+        "env_json": json.dumps(env, sort_keys=True),
+        "device": device,
+    }

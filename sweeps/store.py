@@ -1,0 +1,241 @@
+"""Writes a sweep's tables so that nothing finished is ever lost.
+
+While a sweep runs, every attempt of a trial is appended to Arrow IPC streams: a stream that
+is cut off keeps its complete batches. The row in `trials` is written last and is the commit
+mark: rows of other tables without it are dropped. `finalise` turns the streams into one
+Parquet file per table, each replaced atomically; a crash in between loses and doubles nothing,
+because rows are told apart by (trial_id, attempt).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from ep_ray.config.errors import ConfigError
+from sweeps.tables import SCHEMA_VERSION, TABLES
+
+Rows = Mapping[str, Sequence[Mapping[str, Any]]]
+_MANIFEST = "sweep.json"
+_STREAMS = "stream"
+
+
+class Store:
+    """The folder of one sweep, open for writing by one process.
+
+    Attributes:
+        folder: Where everything of the sweep lies.
+        sweep_id: Name of the folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.sweep_id = folder.name
+        self._lock = _lock(folder)
+        self._segment = f"{time.time_ns()}-{os.getpid()}"
+        self._writers: dict[str, tuple[IO[bytes], Any]] = {}
+        self._attempts: dict[str, list[str]] = defaultdict(list)
+        trials = read_all(folder)["trials"].select(["trial_id", "status"]).to_pylist()
+        for row in trials:
+            self._attempts[row["trial_id"]].append(row["status"])
+
+    @classmethod
+    def create(cls, root: Path, name: str) -> Store:
+        """Makes a new folder `root/name-DATE-TIME`."""
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        for suffix in ["", *(f"-{n}" for n in range(1, 1000))]:
+            folder = root / f"{name}-{stamp}{suffix}"
+            try:
+                folder.mkdir(parents=True)
+            except FileExistsError:
+                continue
+            return cls(folder.resolve())
+        raise ConfigError(f"cannot make a results folder in {root}: results=FOLDER elsewhere")
+
+    @classmethod
+    def open(cls, folder: Path) -> Store:
+        """Opens the folder of an earlier sweep, to resume it.
+
+        Raises:
+            ConfigError: No such folder, no sweep in it, or another process writes there.
+        """
+        if not (folder / _MANIFEST).is_file():
+            near = sorted(p.parent.name for p in folder.parent.glob(f"*/{_MANIFEST}"))[-3:]
+            raise ConfigError(
+                f"resume={folder}: no sweep there"
+                + (f"; in {folder.parent} there are {', '.join(near)}" if near else "")
+            )
+        return cls(folder.resolve())
+
+    def plan_ids(self) -> set[str]:
+        """Trials that any run of this sweep planned."""
+        path = self.folder / _MANIFEST
+        if not path.is_file():
+            return set()
+        return set(json.loads(path.read_text())["trial_ids"])
+
+    def add_plan(self, experiment: str, trial_ids: Sequence[str]) -> None:
+        """Notes what is planned, so that a resumed sweep can tell whether it fits."""
+        ids = sorted(self.plan_ids() | set(trial_ids))
+        body = {"schema_version": SCHEMA_VERSION, "experiment": experiment, "trial_ids": ids}
+        _replace(self.folder / _MANIFEST, (json.dumps(body, indent=1) + "\n").encode())
+
+    def is_done(self, trial_id: str) -> bool:
+        """Whether an attempt of the trial succeeded."""
+        return "ok" in self._attempts.get(trial_id, [])
+
+    def statuses(self) -> dict[str, str]:
+        """Status of each trial's last attempt."""
+        return {trial: attempts[-1] for trial, attempts in self._attempts.items() if attempts}
+
+    def append(self, trial: Mapping[str, Any], rows: Rows) -> None:
+        """Writes one attempt of a trial; the trial's own row last.
+
+        Args:
+            trial: Columns of the `trials` table without `attempt` and `sweep_id`.
+            rows: Rows of the other tables without `trial_id` and `attempt`.
+        """
+        trial_id = trial["trial_id"]
+        key = {"trial_id": trial_id, "attempt": len(self._attempts[trial_id]) + 1}
+        for name, entries in rows.items():
+            if entries:
+                self._write(name, [{**key, **entry} for entry in entries])
+        self._write("trials", [{**trial, **key, "sweep_id": self.sweep_id}])
+        self._attempts[trial_id].append(trial["status"])
+
+    def _write(self, name: str, entries: list[dict[str, Any]]) -> None:
+        schema = TABLES[name]
+        unknown = {column for entry in entries for column in entry} - set(schema.names)
+        if unknown:
+            raise ValueError(f"table {name} has no columns {sorted(unknown)}")
+        file, writer = self._writer(name, schema)
+        writer.write_batch(pa.RecordBatch.from_pylist(entries, schema=schema))
+        file.flush()
+        if name == "trials":
+            for stream, _ in self._writers.values():
+                os.fsync(stream.fileno())
+
+    def _writer(self, name: str, schema: pa.Schema) -> tuple[IO[bytes], Any]:
+        if name not in self._writers:
+            folder = self.folder / _STREAMS
+            folder.mkdir(exist_ok=True)
+            file = open(folder / f"{name}-{self._segment}.arrows", "wb")  # noqa: SIM115
+            self._writers[name] = (file, pa.ipc.new_stream(file, schema))
+        return self._writers[name]
+
+    def finalise(self) -> None:
+        """Writes the Parquet files and removes the streams they came from."""
+        for file, writer in self._writers.values():
+            writer.close()
+            file.close()
+        self._writers.clear()
+        for name, table in read_all(self.folder).items():
+            _write_parquet(self.folder / f"{name}.parquet", table)
+        for stream in (self.folder / _STREAMS).glob("*.arrows"):
+            stream.unlink()
+        if (self.folder / _STREAMS).is_dir():
+            (self.folder / _STREAMS).rmdir()
+
+    def close(self) -> None:
+        """Finalises and gives the folder free."""
+        self.finalise()
+        self._lock.close()
+
+
+def read_all(folder: Path) -> dict[str, pa.Table]:
+    """Every table of a sweep, finished or not: Parquet plus what the streams hold beyond it.
+
+    Rows of trials that never got their row in `trials` are left out.
+    """
+    tables = {name: _read(folder, name) for name in TABLES}
+    committed = set(_keys(tables["trials"]))
+    return {
+        name: table if name == "trials" else _filter(table, lambda key: key in committed)
+        for name, table in tables.items()
+    }
+
+
+def _read(folder: Path, name: str) -> pa.Table:
+    schema = TABLES[name]
+    parquet = folder / f"{name}.parquet"
+    table = pq.read_table(parquet).cast(schema) if parquet.is_file() else schema.empty_table()
+    for stream in sorted((folder / _STREAMS).glob(f"{name}-[0-9]*.arrows")):
+        known = set(_keys(table))
+        fresh = _filter(_read_stream(stream, schema), lambda key, known=known: key not in known)
+        table = pa.concat_tables([table, fresh])
+    return table
+
+
+def _read_stream(path: Path, schema: pa.Schema) -> pa.Table:
+    batches = []
+    try:
+        with pa.ipc.open_stream(path) as reader:
+            while True:
+                batches.append(reader.read_next_batch())
+    except (StopIteration, pa.ArrowInvalid, OSError):
+        pass  # the end of the stream, or where a crash cut it off
+    return pa.Table.from_batches(batches, schema=schema)
+
+
+def _keys(table: pa.Table) -> list[tuple[str, int]]:
+    ids, attempts = table["trial_id"].to_pylist(), table["attempt"].to_pylist()
+    return list(zip(ids, attempts, strict=True))
+
+
+def _filter(table: pa.Table, keep: Any) -> pa.Table:
+    if table.num_rows == 0:
+        return table
+    keys = _keys(table)
+    verdict = {key: bool(keep(key)) for key in set(keys)}
+    if all(verdict.values()):
+        return table
+    return table.filter(pc.equal(pa.array([verdict[key] for key in keys]), True))
+
+
+def _write_parquet(path: Path, table: pa.Table) -> None:
+    integers = [f.name for f in table.schema if pa.types.is_int64(f.type)]
+    strings = [f.name for f in table.schema if pa.types.is_string(f.type)]
+    temporary = path.with_suffix(f".tmp-{os.getpid()}")
+    pq.write_table(
+        table,
+        temporary,
+        compression="zstd",
+        use_dictionary=strings,
+        column_encoding=dict.fromkeys(integers, "DELTA_BINARY_PACKED"),
+    )
+    _sync(temporary)
+    os.replace(temporary, path)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    temporary = path.with_suffix(f".tmp-{os.getpid()}")
+    temporary.write_bytes(content)
+    _sync(temporary)
+    os.replace(temporary, path)
+
+
+def _sync(path: Path) -> None:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
+def _lock(folder: Path) -> IO[str]:
+    lock = open(folder / ".lock", "w")  # noqa: SIM115
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise ConfigError(
+            f"another sweep is writing to {folder}: wait for it, or choose results=FOLDER"
+        ) from None
+    return lock
