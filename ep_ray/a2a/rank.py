@@ -1,0 +1,174 @@
+"""The Ray actor that hosts one rank of a communicator, pinned to one GPU or on the CPU."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import ray
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import TCPStore
+
+from ep_ray.a2a.bench import Procedure, TrialResult, run_trial
+from ep_ray.backends import registry
+from ep_ray.backends.base import Spec
+
+
+@dataclass(frozen=True)
+class Membership:
+    """Which place in which communicator an actor holds.
+
+    Attributes:
+        rank: Place in the group.
+        world: Ranks in the group.
+        host: Where rank 0's store listens.
+        port: Its port; a new store means a new communicator.
+        communicator: What torch.distributed runs on: `gloo` or `nccl`.
+    """
+
+    rank: int
+    world: int
+    host: str
+    port: int
+    communicator: str
+
+
+class Rank:
+    """One rank. Calls that wait for peers leave threads free for `facts` and `stacks`."""
+
+    def __init__(self, gpu: int | None = None) -> None:
+        """Takes the device with index `gpu` among those that this process sees, or the CPU.
+
+        Raises:
+            ValueError: There is no such GPU.
+        """
+        if gpu is not None and gpu >= torch.cuda.device_count():
+            raise ValueError(
+                f"GPU {gpu} was asked for, torch sees {torch.cuda.device_count()}"
+                f" (CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')})"
+            )
+        self._device = torch.device("cpu") if gpu is None else torch.device("cuda", gpu)
+        self._store: TCPStore | None = None
+        self._member: Membership | None = None
+
+    def _enter(self) -> None:
+        # Both are per thread, and Ray picks a thread of the pool for each call.
+        torch.set_num_threads(1)
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+
+    def facts(self) -> dict[str, Any]:
+        """Where this rank runs: node, process and GPU."""
+        context = ray.get_runtime_context()
+        return {
+            "node_id": context.get_node_id(),
+            "node_ip": ray.util.get_node_ip_address(),
+            "hostname": socket.gethostname(),
+            "pid": os.getpid(),
+            **self._gpu(),
+        }
+
+    def _gpu(self) -> dict[str, Any]:
+        if self._device.type == "cpu":
+            return {"gpu_index": None, "gpu_uuid": None, "gpu_name": None}
+        properties = torch.cuda.get_device_properties(self._device)
+        return {
+            "gpu_index": self._device.index,
+            "gpu_uuid": str(properties.uuid),
+            "gpu_name": properties.name,
+        }
+
+    def stacks(self) -> str:
+        """Python stacks of all threads, also while a collective hangs."""
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        return "\n".join(
+            f"thread {names.get(ident, ident)}\n" + "".join(traceback.format_stack(frame))
+            for ident, frame in sys._current_frames().items()
+        )
+
+    def serve_store(self, world: int) -> tuple[str, int]:
+        """Rank 0 only: binds a fresh store on a free port for `world` ranks; host and port."""
+        host = ray.util.get_node_ip_address()
+        self._store = TCPStore(host, 0, world, is_master=True, wait_for_workers=False)
+        return host, self._store.port
+
+    def join(self, member: Membership, timeout_s: float) -> None:
+        """Creates the communicator with its peers; nothing to do if it stands already.
+
+        Raises:
+            torch.distributed.DistError: Peers did not come within `timeout_s`.
+        """
+        self._enter()
+        if member == self._member:
+            return
+        self.leave()
+        timeout = timedelta(seconds=timeout_s)
+        store = self._store
+        if member.rank or store is None:
+            store = TCPStore(member.host, member.port, member.world, timeout=timeout)
+        dist.init_process_group(
+            member.communicator,
+            store=store,
+            rank=member.rank,
+            world_size=member.world,
+            timeout=timeout,
+            device_id=self._device if self._device.type == "cuda" else None,
+        )
+        self._member = member
+
+    def leave(self) -> None:
+        """Destroys the communicator, if there is one."""
+        self._enter()
+        self._member = None
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def probe(self, backend: str, options: dict[str, Any]) -> list[str]:
+        """Reasons why `backend` cannot run in this process; empty when it can."""
+        return registry.load(backend, options).probe(os.environ)
+
+    def run(
+        self, spec: Spec, procedure: Procedure, backend: str, options: dict[str, Any]
+    ) -> TrialResult:
+        """Runs one trial with the peers of the communicator; see `run_trial`.
+
+        Raises:
+            RuntimeError: `join` was not called.
+        """
+        self._enter()
+        if self._member is None or dist.group.WORLD is None:
+            raise RuntimeError("this rank belongs to no communicator; call `join` before `run`")
+        chosen = registry.load(backend, options)
+        return run_trial(spec, procedure, chosen, dist.group.WORLD, self._device)
+
+
+RankActor = ray.remote(max_concurrency=4, max_restarts=0)(Rank)
+"""`Rank` as an actor. It is not restarted: a restarted rank cannot rejoin its peers."""
+
+
+def assemble(actors: Sequence[Any], communicator: str, timeout_s: float) -> None:
+    """Makes one communicator of `actors`, in the order of their ranks.
+
+    Smaller groups use the first actors: EP2 on four actors leaves the other two alone.
+
+    Raises:
+        ray.exceptions.GetTimeoutError: It did not stand within `timeout_s`.
+    """
+    deadline = time.monotonic() + timeout_s
+    world = len(actors)
+    host, port = ray.get(actors[0].serve_store.remote(world), timeout=timeout_s)
+    members = [Membership(rank, world, host, port, communicator) for rank in range(world)]
+    left_s = max(0.0, deadline - time.monotonic())
+    joins = [
+        actor.join.remote(member, left_s) for actor, member in zip(actors, members, strict=True)
+    ]
+    ray.get(joins, timeout=left_s)
