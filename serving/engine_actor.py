@@ -73,6 +73,9 @@ class EngineRank:
         self._server: ServerProcess | None = None
         self._started_s = self._health_s = self._startup_s = 0.0
 
+    def __repr__(self) -> str:
+        return self._launch.name  # Ray shows it in the dashboard and before log lines
+
     def start(self) -> Started:
         """Starts the server and returns at once.
 

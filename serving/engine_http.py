@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-_SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:]+)(?:\{(?P<labels>.*)\})? (?P<value>\S+)$", re.M)
+_SAMPLE = re.compile(r"^(?P<name>[a-zA-Z0-9_:]+)(?:\{(?P<labels>.*)\})? (?P<value>\S+)$", re.M)
 _REASON = re.compile(r'finished_reason="([^"]*)"')
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never through a proxy
 _COMPLETE = ("stop", "length", "repetition")
@@ -81,7 +81,7 @@ def is_healthy(base_url: str, timeout_s: float = 5.0) -> bool:
 
 
 def generate_one_token(base_url: str, model: str, token_id: int, timeout_s: float) -> None:
-    """Proves that a rank serves. Raises OSError, or ValueError with the answer if it is no token."""
+    """Proves that a rank serves. Raises OSError, or ValueError with an answer that is no token."""
     body = {"model": model, "prompt": [token_id], "max_tokens": 1, "temperature": 0,
             "ignore_eos": True}  # fmt: skip
     request = urllib.request.Request(

@@ -25,7 +25,7 @@ class ServerProcess:
     """
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], log: Path) -> None:
-        """Starts `python ARGV` with the given environment; standard output and error go to `log`."""
+        """Starts `python ARGV` with exactly this environment; its output is appended to `log`."""
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log = log
         with log.open("ab") as sink:

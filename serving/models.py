@@ -61,7 +61,7 @@ class ResolvedModel:
     Attributes:
         name: Name under which it is served.
         path: Folder with `config.json`.
-        revision: A hub snapshot's commit, else `sha256:` of the folder's small files.
+        revision: A hub snapshot's commit, else `sha256:` of the folder's JSON files.
         made: Shape, if it was made here; another node makes it again at the same path.
         vocab_size: Token ids are 0 to vocab_size - 1.
         special_ids: Ids that a random prompt must avoid.
@@ -215,7 +215,7 @@ def _special_ids(path: Path, config: dict[str, Any]) -> Iterator[int]:
 
 
 def _revision(path: Path) -> str:
-    """A hub snapshot lies in a folder named by its commit; other folders are hashed, not weights."""
+    """A hub snapshot lies in a folder named by its commit; of others the JSON files are hashed."""
     if path.parent.name == "snapshots":
         return path.name
     digest = hashlib.sha256()

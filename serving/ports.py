@@ -1,11 +1,11 @@
 """The port map of a group of engines, and the checks that keep it free of races.
 
-| port                                | who                                       | set by           |
-|-------------------------------------|-------------------------------------------|------------------|
-| `api_port + rank`                   | API server of each rank                   | `arm.api_port=`  |
-| `rpc_port`, on rank 0's node        | vLLM's data-parallel handshake            | `arm.rpc_port=`  |
-| `vllm_port + 30 * local`, 30 ports  | where that rank's vLLM probes for ports   | `arm.vllm_port=` |
-| `router.port`, on the driver's node | the router                                | `router.port=`   |
+| port                               | who                                     | set by           |
+|------------------------------------|-----------------------------------------|------------------|
+| `api_port + rank`                  | API server of each rank                 | `arm.api_port=`  |
+| `rpc_port`, on rank 0's node       | vLLM's data-parallel handshake          | `arm.rpc_port=`  |
+| `vllm_port + 30 * local`, 30 ports | where that rank's vLLM probes for ports | `arm.vllm_port=` |
+| `router.port`                      | the router                              | `router.port=`   |
 
 `local` counts the ranks on one node. vLLM binds a probed port, closes it, tells its peers, and
 binds it again later; two ranks that probe the same range at the same time can take each other's
@@ -14,6 +14,7 @@ port in between. So each rank probes a window of its own, below the kernel's eph
 
 from __future__ import annotations
 
+import itertools
 import socket
 import time
 from collections.abc import Iterable, Sequence
@@ -50,6 +51,9 @@ class Claim:
     @property
     def last(self) -> int:
         return self.first + self.count - 1
+
+    def overlaps(self, first: int, last: int) -> bool:
+        return self.first <= last and first <= self.last
 
     def __str__(self) -> str:
         span = f"{self.first}" if self.count == 1 else f"{self.first}-{self.last}"
@@ -106,19 +110,24 @@ def map_problems(
     for claim in claims:
         if not 1024 <= claim.first <= claim.last <= 65535:
             problems.append(f"{claim} is outside 1024-65535")
-        elif _overlap((claim.first, claim.last), ephemeral):
-            problems.append(f"{claim} lies in the kernel's ephemeral range "
-                            f"{ephemeral[0]}-{ephemeral[1]}: any connection may take it")  # fmt: skip
-        if ray_workers and _overlap((claim.first, claim.last), ray_workers):
-            problems.append(f"{claim} lies in the range of Ray's workers "
-                            f"{ray_workers[0]}-{ray_workers[1]} "
-                            "(cluster.min_worker_port=, cluster.max_worker_port=)")  # fmt: skip
-    for i, one in enumerate(claims):
-        for other in claims[i + 1 :]:
-            same_node = one.node_ip == other.node_ip
-            if same_node and _overlap((one.first, one.last), (other.first, other.last)):
-                problems.append(f"{one} overlaps {other}")
+        elif claim.overlaps(*ephemeral):
+            problems.append(
+                f"{claim} lies in the kernel's ephemeral range {_span(ephemeral)}: "
+                "any connection may take it"
+            )
+        if ray_workers and claim.overlaps(*ray_workers):
+            problems.append(
+                f"{claim} lies in the range of Ray's workers {_span(ray_workers)}: "
+                "move it, or cluster.min_worker_port= and cluster.max_worker_port="
+            )
+    for one, other in itertools.combinations(claims, 2):
+        if one.node_ip == other.node_ip and one.overlaps(other.first, other.last):
+            problems.append(f"{one} overlaps {other}")
     return problems
+
+
+def _span(ports: tuple[int, int]) -> str:
+    return f"{ports[0]}-{ports[1]}"
 
 
 def check_map(

@@ -101,5 +101,5 @@ def _gather_rows(self: Any, rows: torch.Tensor, sizes: list[int] | None) -> torc
     torch.distributed.all_gather_into_tensor(gathered, padded, group=self.device_group)
     if min(counts) == longest:
         return gathered
-    blocks = gathered.split(longest)
+    blocks = gathered.view(self.world_size, longest, *rows.shape[1:])
     return torch.cat([block[:count] for block, count in zip(blocks, counts, strict=True)])
