@@ -48,9 +48,7 @@ def _key(trial_id: str, attempt: int) -> str:
 
 def _in_keys(table: pa.Table, wanted: pa.Array) -> pa.ChunkedArray:
     attempt = pc.cast(table["attempt"], pa.string())
-    return pc.is_in(
-        pc.binary_join_element_wise(table["trial_id"], attempt, "\n"), value_set=wanted
-    )
+    return pc.is_in(pc.binary_join_element_wise(table["trial_id"], attempt, "\n"), value_set=wanted)
 
 
 def _require_results(folder: Path) -> None:

@@ -52,7 +52,9 @@ def _serving_table(title: str, rows: Sequence[ServingRow], metrics: Sequence[Met
     by_concurrency: dict[int, dict[tuple[str, str], Value]] = {}
     for row in rows:
         values = by_concurrency.setdefault(row.concurrency, {})
-        values.update({(row.arm, metric.key): _serving_value(row, metric.key) for metric in metrics})
+        values.update(
+            {(row.arm, metric.key): _serving_value(row, metric.key) for metric in metrics}
+        )
     body = [(str(c), values) for c, values in sorted(by_concurrency.items())]
     return side_by_side(title, "concurrency", ARMS, metrics, body)
 

@@ -180,7 +180,9 @@ def _confounded(rows: Sequence[AllToAllRow]) -> list[NotDerivable]:
     for a, b in combinations(sorted(over), 2):
         if not over[a] & over[b]:
             reason = f"{a} was run over {_words(over[a])}, {b} over {_words(over[b])}: library and "
-            found.append(NotDerivable(f"{a} is faster or slower than {b}", reason + "fabric change together"))
+            found.append(
+                NotDerivable(f"{a} is faster or slower than {b}", reason + "fabric change together")
+            )
     for backend in sorted({r.backend for r in rows}):
         loads = {r.workload for r in rows} - {r.workload for r in rows if r.backend == backend}
         for load in sorted(loads):
@@ -191,4 +193,3 @@ def _confounded(rows: Sequence[AllToAllRow]) -> list[NotDerivable]:
 
 def _words(names: set[str]) -> str:
     return ", ".join(sorted(names))
-
