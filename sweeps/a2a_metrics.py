@@ -14,6 +14,7 @@ from sweeps.results import by_trial
 from sweeps.stats import headline, median, percentile
 
 _US = 1e-3
+_BYTES_PER_US_TO_GB_PER_S = 1e-3
 OPS = ("dispatch", "combine", "pair")
 
 
@@ -38,12 +39,14 @@ class OpMetrics:
     @property
     def bound_us(self) -> float | None:
         """Lower bound; None where nothing crosses a link."""
-        return _scaled(self.facts.get("bound_ns"))
+        bound: float | None = self.facts.get("bound_ns")
+        return _scaled(bound)
 
     @property
     def ratio_to_bound(self) -> float | None:
         """Headline over the lower bound."""
-        return self.headline_us / self.bound_us if self.headline_us and self.bound_us else None
+        bound = self.bound_us
+        return self.headline_us / bound if self.headline_us and bound else None
 
     @property
     def wire_gb_per_s(self) -> float | None:
@@ -52,7 +55,7 @@ class OpMetrics:
         known = [size for size in sizes if size is not None]
         if not known or not self.headline_us:
             return None
-        return max(known) / self.headline_us * 1e6 / 1e9
+        return float(max(known)) / self.headline_us * _BYTES_PER_US_TO_GB_PER_S
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 
 import pyarrow as pa
 
@@ -34,7 +35,7 @@ _METRICS = (
 )
 _SIDES = ("here", "published", "here / published")
 _WARNING = (
-    "Cells coincide in shape, concurrency and arm, and in nothing else: model, hardware, software "
+    "Cells coincide in the workload and the arm, and in nothing else: model, hardware, software "
     "and the placement of ranks may differ, so a ratio here is no verdict on either run."
 )
 
@@ -97,32 +98,41 @@ def _values(
 
 
 def pplx_garden(tables: Mapping[str, pa.Table]) -> Section:
-    """All-to-all cells beside the published medians, which are pooled over ranks."""
+    """All-to-all cells beside the published medians, with our p50 pooled over ranks."""
     title = "Beside the published all-to-all run (pplx_garden)"
-    rows = _all_to_all_rows(tables)
-    if not rows:
-        text = (
-            "No cell coincides: it needs the phase, tokens, EP size, backend and transport of a "
-            "published one (efa, or ib for cx7)."
-        )
-        return Section(title, (text,))
+    rows: list[tuple[object, ...]] = []
+    alone: list[str] = []
+    for (load, ep), arms in a2a_grid(tables).items():
+        for label, outcome in arms.items():
+            matched = _all_to_all_rows(outcome)
+            rows += matched
+            alone += [] if matched or outcome.status else [f"{label} EP{ep} ({load})"]
     columns = ("workload", "op", "EP", "backend", "fabric", "provenance", *_SIDES)
-    note = f"{_WARNING} Here: the p50 pooled over ranks and iterations, µs. Other cells have no row"
-    return Section(title, (f"{note} in the other run.", text_table("", columns, rows)))
+    table = text_table("p50 pooled over ranks and iterations, µs", columns, rows)
+    published = sum(row.status == "ok" for row in data.pplx_garden())
+    sentence = (
+        "A cell coincides in phase, tokens, EP size, backend and fabric (efa; cx7 is ib here). "
+        f"Only here: {'; '.join(alone) or 'none'}. "
+        f"Published values beside which nothing stands here: {published - _used(rows)} of "
+        f"{published}."
+    )
+    return Section(title, (_WARNING, table, sentence) if rows else (sentence,))
 
 
-def _all_to_all_rows(tables: Mapping[str, pa.Table]) -> list[tuple[object, ...]]:
-    outcomes = [o for arms in a2a_grid(tables).values() for o in arms.values()]
+def _used(rows: Sequence[tuple[object, ...]]) -> int:
+    return len({row[:6] for row in rows if isinstance(row[7], Decimal)})
+
+
+def _all_to_all_rows(outcome: Outcome[A2aMetrics]) -> list[tuple[object, ...]]:
     rows: list[tuple[object, ...]] = []
     for row in data.pplx_garden():
-        for outcome in outcomes:
-            here = _pooled_p50(outcome, row.phase)
-            if here is None or not same_all_to_all(row, outcome.trials[0]):
-                continue
-            theirs = row.median_us
-            ratio = "" if theirs is None else f"{here / float(theirs):.2f}"
-            name = (row.workload, row.phase, f"EP{row.ep_size}", row.backend, row.transport)
-            rows.append((*name, row.provenance, f"{here:.1f}", theirs or row.status, ratio))
+        here = _pooled_p50(outcome, row.phase)
+        if here is None or not same_all_to_all(row, outcome.trials[0]):
+            continue
+        theirs = row.median_us
+        ratio = "" if theirs is None else f"{here / float(theirs):.2f}"
+        name = (row.workload, row.phase, f"EP{row.ep_size}", row.backend, row.transport)
+        rows.append((*name, row.provenance, f"{here:.1f}", theirs or row.status, ratio))
     return rows
 
 
