@@ -1,0 +1,187 @@
+"""The Ray actor that owns one engine: its server lives and dies with it."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from serving import engine_http
+from serving.engine import Launch
+from serving.engine_http import Counters
+from serving.engine_process import ServerProcess, tail
+from serving.models import ensure_here
+from serving.ports import check_free
+
+POLL_S = 0.25
+TAIL_LINES = 40
+
+
+class EngineError(RuntimeError):
+    """An engine did not start, did not become ready, or died; carries the end of its log."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """Where an engine runs, for those who must check later that it is gone.
+
+    Attributes:
+        node_id: Ray's id of the node.
+        pid: The server's pid.
+        session: Session of the server and all its processes.
+        log: Path of its log on that node.
+    """
+
+    node_id: str
+    pid: int
+    session: int
+    log: str
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """What really ran, for the results.
+
+    Attributes:
+        name: The engine's name.
+        pid: The server's pid.
+        port: Its port.
+        vllm_version: As the server reports it.
+        environment: NCCL_, FI_, UCX_, GLOO_ and VLLM_ variables that the server started with.
+        command: Its command line.
+        health_s: Start to `/health`, seconds.
+        startup_s: Start to the first generated token, seconds.
+    """
+
+    name: str
+    pid: int
+    port: int
+    vllm_version: str
+    environment: dict[str, str]
+    command: list[str]
+    health_s: float
+    startup_s: float
+
+
+class EngineRank:
+    """One engine. Needs `max_concurrency` of 2 or more, so that it answers while it waits."""
+
+    def __init__(self, launch: Launch, log_dir: str) -> None:
+        self._launch = launch
+        self._log = Path(log_dir) / (launch.name.replace(":", "-") + ".log")
+        self._server: ServerProcess | None = None
+        self._started_s = self._health_s = self._startup_s = 0.0
+
+    def __repr__(self) -> str:
+        return self._launch.name  # Ray shows it in the dashboard and before log lines
+
+    def start(self) -> Started:
+        """Starts the server and returns at once.
+
+        Raises:
+            PortError: A port is taken.
+            ModelError: The model is not on this node.
+        """
+        check_free(self._launch.claims)
+        ensure_here(self._launch.model)
+        self._started_s = time.monotonic()
+        env = os.environ | self._launch.env
+        self._server = ServerProcess(self._launch.argv, env, self._log)
+        return Started(_node_id(), self._server.pid, self._server.session, str(self._log))
+
+    def ready(self, timeout_s: float) -> float:
+        """Waits for `/health`, then for one generated token. Returns seconds since the start.
+
+        A hung collective leaves `/health` at 200, so only a token proves that a rank serves.
+
+        Raises:
+            EngineError: It died, answered with an error, or the deadline passed.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not engine_http.is_healthy(self._launch.url):
+            self._raise_if_dead()
+            if time.monotonic() > deadline:
+                raise self._error(f"is not healthy after {timeout_s:.0f} s (arm.startup_timeout_s)")
+            time.sleep(POLL_S)
+        self._health_s = time.monotonic() - self._started_s
+        try:
+            engine_http.generate_one_token(
+                self._launch.url,
+                self._launch.model.name,
+                _plain_token(self._launch),
+                max(1.0, deadline - time.monotonic()),
+            )
+        except (OSError, ValueError) as error:
+            self._raise_if_dead()
+            raise self._error(f"is healthy, but gave no token: {error}") from None
+        self._startup_s = time.monotonic() - self._started_s
+        return self._startup_s
+
+    def check(self) -> str | None:
+        """None while the server runs; else why it does not, with the end of its log."""
+        try:
+            self._raise_if_dead()
+        except EngineError as error:
+            return str(error)
+        return None
+
+    def facts(self) -> EngineFacts:
+        server = self._running()
+        version = engine_http.get(f"{self._launch.url}/version", 10.0)
+        return EngineFacts(
+            name=self._launch.name,
+            pid=server.pid,
+            port=self._launch.port,
+            vllm_version=version.partition('"version":"')[2].partition('"')[0] or version,
+            environment=server.environment(),
+            command=server.command(),
+            health_s=self._health_s,
+            startup_s=self._startup_s,
+        )
+
+    def counters(self) -> Counters:
+        self._raise_if_dead()
+        return engine_http.counters(self._launch.url)
+
+    def stable_counters(self, timeout_s: float) -> Counters:
+        """Counters of the idle engine. Raises TimeoutError if they still move at the deadline."""
+        return engine_http.stable_counters(self.counters, timeout_s)
+
+    def stop(self, grace_s: float) -> list[int]:
+        """Ends the server and everything that it started. Returns pids that would not die."""
+        return [] if self._server is None else self._server.stop(grace_s)
+
+    def log_tail(self, lines: int) -> str:
+        return tail(self._log, lines)
+
+    def _running(self) -> ServerProcess:
+        self._raise_if_dead()
+        assert self._server is not None
+        return self._server
+
+    def _raise_if_dead(self) -> None:
+        if self._server is None:
+            raise EngineError(f"{self._launch.name} was not started")
+        code = self._server.exit_code()
+        if code is not None:
+            raise self._error(f"ended with exit code {code}" + _signal_hint(code))
+
+    def _error(self, what: str) -> EngineError:
+        log = tail(self._log, TAIL_LINES)
+        return EngineError(f"{self._launch.name} {what}\nThe end of {self._log}:\n{log}")
+
+
+def _signal_hint(code: int) -> str:
+    return f" (signal {code - 128})" if code > 128 else ""
+
+
+def _plain_token(launch: Launch) -> int:
+    """An id that is no special token."""
+    return next(i for i in range(launch.model.vocab_size) if i not in launch.model.special_ids)
+
+
+def _node_id() -> str:
+    import ray
+
+    return str(ray.get_runtime_context().get_node_id()) if ray.is_initialized() else ""

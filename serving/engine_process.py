@@ -1,0 +1,130 @@
+"""A server process under its supervisor: start, watch, end, and look for what is left."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+SUPERVISOR = Path(__file__).with_name("engine_supervisor.py")
+SPAWN_TIMEOUT_S = 30.0
+SHOWN_ENV = ("NCCL_", "FI_", "UCX_", "GLOO_", "VLLM_")
+
+
+class ServerProcess:
+    """One server, its supervisor and its log.
+
+    Attributes:
+        pid: The server's pid.
+        session: The supervisor's pid, which names the session of all its processes.
+    """
+
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str], log: Path) -> None:
+        """Starts `python ARGV` with exactly this environment; its output is appended to `log`."""
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self.log = log
+        with log.open("ab") as sink:
+            # A session of its own, so that one signal reaches all of it; the supervisor's
+            # standard input ties its life to ours.
+            self._supervisor = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(SUPERVISOR), sys.executable, *argv],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=sink,
+                env=dict(env), start_new_session=True,
+            )  # fmt: skip
+        self.session = self._supervisor.pid
+        self.pid = self._read_pid()
+
+    def _read_pid(self) -> int:
+        out = self._supervisor.stdout
+        assert out is not None
+        ready, _, _ = select.select([out], [], [], SPAWN_TIMEOUT_S)
+        line = out.readline() if ready else b""
+        if not line.strip():
+            self.kill(5.0)
+            raise RuntimeError(f"the engine's supervisor did not start; its log:\n{self.tail(20)}")
+        return int(line)
+
+    def exit_code(self) -> int | None:
+        """None while the server runs; else its exit code, 128 + signal if it was killed."""
+        code = self._supervisor.poll()
+        return code if code is None or code >= 0 else 128 - code
+
+    def stop(self, grace_s: float, kill_s: float = 15.0) -> list[int]:
+        """Ends the server: SIGTERM, `grace_s` to leave, then SIGKILL to all. Returns leftovers."""
+        if self.exit_code() is None:
+            try:
+                os.kill(self.pid, signal.SIGTERM)
+            except ProcessLookupError:
+                pass
+            try:
+                self._supervisor.wait(grace_s)
+            except subprocess.TimeoutExpired:
+                pass
+        return self.kill(kill_s)
+
+    def kill(self, timeout_s: float) -> list[int]:
+        """Kills everything at once. Returns the pids that are still there at the deadline."""
+        assert self._supervisor.stdin is not None
+        self._supervisor.stdin.close()  # the supervisor kills its descendants and leaves
+        try:
+            self._supervisor.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            pass
+        return kill_session(self.session, timeout_s)
+
+    def tail(self, lines: int) -> str:
+        """The last lines of the log."""
+        return tail(self.log, lines)
+
+    def environment(self) -> dict[str, str]:
+        """Variables that the server really started with and that bear on communication."""
+        raw = Path(f"/proc/{self.pid}/environ").read_bytes().decode(errors="replace")
+        pairs = (item.partition("=") for item in raw.split("\0") if item)
+        return {key: value for key, _, value in pairs if key.startswith(SHOWN_ENV)}
+
+    def command(self) -> list[str]:
+        raw = Path(f"/proc/{self.pid}/cmdline").read_bytes().decode(errors="replace")
+        return raw.split("\0")[:-1]
+
+
+def tail(log: Path, lines: int) -> str:
+    """The last lines of a file; empty if it does not exist. Reads at most 256 KiB."""
+    if not log.is_file():
+        return ""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - 256 * 1024))
+        return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
+
+
+def session_pids(session: int) -> list[int]:
+    """Processes of a session on this machine that still run (zombies do not)."""
+    found = []
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            stat = Path(f"/proc/{entry}/stat").read_text(errors="replace")
+        except OSError:
+            continue
+        state, _parent, _group, of_session = stat.rpartition(")")[2].split()[:4]
+        if int(of_session) == session and state not in "ZX":
+            found.append(int(entry))
+    return sorted(found)
+
+
+def kill_session(session: int, timeout_s: float) -> list[int]:
+    """Kills what is left of a session. Returns the pids that are still there at the deadline."""
+    deadline = time.monotonic() + timeout_s
+    while left := session_pids(session):
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.02)
+    return left

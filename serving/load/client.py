@@ -1,0 +1,224 @@
+"""A closed-loop streaming load client: one thread, one uvloop, raw protocols.
+
+At most `concurrency` requests are in flight and, while requests remain, exactly so many.
+Requests are never sent twice. A kept-alive connection that the server closed while idle is
+replaced before anything is sent on it; one that breaks after that has failed its request,
+even before the first response byte, because the server may have taken the request up and a
+second one would make the ledgers disagree.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import threading
+import time
+from collections import Counter
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from time import monotonic_ns
+
+import numpy as np
+import uvloop
+
+from serving.load.connection import Connection, Exchange, connect, connect_reason
+from serving.load.decode import decode
+from serving.load.metrics import in_flight_max
+from serving.load.records import CellRecord, Request
+from serving.load.target import Target, request_bytes
+
+HEARTBEAT_S = 0.005
+_STOPPED = "stopped by the client"
+
+
+def run_cell(
+    targets: Target | Sequence[Target],
+    requests: Sequence[Request],
+    concurrency: int,
+    request_timeout_s: float,
+    *,
+    extra_headers: Mapping[str, str] | None = None,
+    cancel_after: Mapping[str, float] | None = None,
+    stop: threading.Event | None = None,
+) -> CellRecord:
+    """Runs one cell: warm-up and calibration requests to completion, then the measured ones.
+
+    Callable from any thread; it owns its event loop.
+
+    Args:
+        targets: Where requests go; several take turns, in the order of `requests`.
+        requests: What is sent, in this order within the two phases.
+        concurrency: Requests in flight.
+        request_timeout_s: Deadline of one request, and before that of its connection.
+        extra_headers: Further request headers.
+        cancel_after: Seconds after its sending that a request is aborted, by request id.
+        stop: Once set from any thread, requests in flight are aborted and the cell ends.
+
+    Raises:
+        ValueError: There is no target, the concurrency is below 1, or request ids repeat.
+    """
+    targets = [targets] if isinstance(targets, Target) else list(targets)
+    ids = {request.request_id for request in requests}
+    if not targets or concurrency < 1 or len(ids) < len(requests):
+        raise ValueError(
+            f"run_cell: {len(targets)} targets, concurrency {concurrency}, {len(requests)} "
+            f"requests with {len(ids)} ids: expected a target, 1 or more, and unique ids"
+        )
+    stop = stop or threading.Event()
+    exchanges = _prepare(targets, requests, extra_headers or {}, cancel_after or {})
+    loop = _ClosedLoop(concurrency, request_timeout_s, stop)
+    started_cpu_ns = time.thread_time_ns()
+    with _no_gc_pauses(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(loop.run(exchanges))
+    cpu_ns = time.thread_time_ns() - started_cpu_ns
+    return _cell_record(loop, exchanges, cpu_ns, stopped=stop.is_set())
+
+
+def _prepare(
+    targets: list[Target],
+    requests: Sequence[Request],
+    extra_headers: Mapping[str, str],
+    cancel_after: Mapping[str, float],
+) -> list[Exchange]:
+    """Exchanges in the order of sending: what is not measured first."""
+    ordered = sorted(requests, key=lambda request: request.role == "measured")
+    return [
+        Exchange(
+            request,
+            target,
+            request_bytes(target, request, extra_headers),
+            cancel_after.get(request.request_id),
+        )
+        for request, target in zip(ordered, itertools.cycle(targets), strict=False)
+    ]
+
+
+@contextmanager
+def _no_gc_pauses() -> Iterator[None]:
+    """Keeps the garbage collector out of a cell; a collection would delay receive stamps."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if was_enabled:
+            gc.enable()
+
+
+class _ClosedLoop:
+    """The loop of one cell and the connections that it keeps."""
+
+    def __init__(self, concurrency: int, timeout_s: float, stop: threading.Event) -> None:
+        self.lags_ns: list[int] = []
+        self.replaced = 0
+        self._concurrency = concurrency
+        self._timeout_s = timeout_s
+        self._stop = stop
+        self._idle: dict[Target, list[Connection]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def run(self, exchanges: list[Exchange]) -> None:
+        heartbeat = asyncio.create_task(self._heartbeat())
+        for measured in (False, True):
+            phase = [e for e in exchanges if (e.request.role == "measured") is measured]
+            await self._run_phase(phase)
+        heartbeat.cancel()
+        for connection in itertools.chain.from_iterable(self._idle.values()):
+            connection.close()
+
+    async def _run_phase(self, phase: list[Exchange]) -> None:
+        if not phase or self._stop.is_set():
+            return
+        first = phase[: self._concurrency]
+        await self._each([self._open_ahead(target) for target in self._missing(first)])
+        work = iter(phase)  # shared: each slot takes the next exchange
+        await self._each([self._slot(work) for _ in first])
+
+    def _missing(self, first: list[Exchange]) -> list[Target]:
+        """Connections to open so that the first requests of a phase can all start at once."""
+        needed = Counter(exchange.target for exchange in first)
+        needed.subtract({target: len(idle) for target, idle in self._idle.items()})
+        return list(needed.elements())
+
+    async def _each(self, jobs: list[Coroutine[None, None, None]]) -> None:
+        """Runs jobs as tasks that the stop event cancels."""
+        self._tasks = [asyncio.ensure_future(job) for job in jobs]
+        for outcome in await asyncio.gather(*self._tasks, return_exceptions=True):
+            if outcome is not None and not isinstance(outcome, asyncio.CancelledError):
+                raise outcome
+
+    async def _open_ahead(self, target: Target) -> None:
+        # A failure is left to the request that needs the connection, whose record names it.
+        with suppress(OSError):
+            self._give(target, await connect(target, self._timeout_s))
+
+    async def _slot(self, work: Iterator[Exchange]) -> None:
+        for exchange in work:
+            exchange.intended_ns = monotonic_ns()
+            try:
+                await self._perform(exchange)
+            except OSError as error:
+                exchange.end(monotonic_ns(), connect_reason(error))
+
+    async def _perform(self, exchange: Exchange) -> None:
+        connection: Connection | None = None
+        try:
+            connection = self._take(exchange.target)
+            if connection is None:
+                connection = await connect(exchange.target, self._timeout_s)
+            await connection.send(exchange, self._timeout_s)
+        except asyncio.CancelledError:
+            if connection is not None:
+                connection.abort(_STOPPED)
+            if not exchange.end_ns:
+                exchange.end(monotonic_ns(), _STOPPED, aborted=True)
+            raise
+        self._give(exchange.target, connection)
+
+    def _give(self, target: Target, connection: Connection) -> None:
+        if connection.is_open:
+            self._idle.setdefault(target, []).append(connection)
+
+    def _take(self, target: Target) -> Connection | None:
+        """A connection that may be written to; those that died while idle are dropped."""
+        idle = self._idle.get(target, [])
+        while idle:
+            connection = idle.pop()
+            if connection.usable():
+                return connection
+            connection.close()
+            self.replaced += 1
+        return None
+
+    async def _heartbeat(self) -> None:
+        """Stamps how late the loop is every 5 ms, and looks for the stop event."""
+        while not self._stop.is_set():
+            due_ns = monotonic_ns() + int(HEARTBEAT_S * 1e9)
+            await asyncio.sleep(HEARTBEAT_S)
+            self.lags_ns.append(max(0, monotonic_ns() - due_ns))
+        for task in self._tasks:
+            task.cancel()
+
+
+def _cell_record(
+    loop: _ClosedLoop, exchanges: list[Exchange], cpu_ns: int, *, stopped: bool
+) -> CellRecord:
+    several = len({exchange.target for exchange in exchanges}) > 1
+    records = [decode(e, e.target.name if several else None) for e in exchanges if e.intended_ns]
+    measured = [r for r in records if r.role == "measured" and r.sent_ns is not None]
+    spans = [(r.sent_ns, r.end_ns) for r in measured if r.sent_ns is not None]
+    first_ns = min((sent for sent, _ in spans), default=None)
+    return CellRecord(
+        wall_ns=max(end for _, end in spans) - first_ns if first_ns is not None else 0,
+        first_sent_ns=first_ns,
+        in_flight_max=in_flight_max(spans),
+        client_lag_p99_ns=int(np.percentile(loop.lags_ns, 99)) if loop.lags_ns else 0,
+        client_cpu_ns=cpu_ns,
+        replaced_connections=loop.replaced,
+        stopped=stopped,
+        requests=records,
+    )

@@ -1,0 +1,104 @@
+"""What the load generator is given and what it hands back: plain frozen records.
+
+All times are CLOCK_MONOTONIC nanoseconds of the client's host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ROLES = ("measured", "warmup", "calibration")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request, its body built before the cell starts.
+
+    Attributes:
+        request_id: Unique within a sweep; sent as `x-request-id`.
+        role: `measured`, `warmup` or `calibration`; sent as `x-ep-ray-role`.
+        body: JSON of the call.
+        max_tokens: Completion length that the body asks for.
+        ignore_eos: Whether the body makes the server generate exactly `max_tokens`; a
+            completion of another length is then a failed request.
+    """
+
+    request_id: str
+    role: str
+    body: bytes
+    max_tokens: int
+    ignore_eos: bool = True
+
+    def __post_init__(self) -> None:
+        if self.role not in ROLES:
+            raise ValueError(f"request {self.request_id}: role {self.role!r} is not one of {ROLES}")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """What became of one request: a row of the `requests` table.
+
+    Attributes:
+        request_id: As asked.
+        role: As asked.
+        endpoint: Who answered: the response header `x-ep-ray-endpoint`, or else the target's
+            name where there are several targets, or else None.
+        state: `complete`, `failed` or `aborted` (by this client).
+        reason: Why it is not complete, in words; empty when it is.
+        http_status: None where no response head came.
+        finish_reason: As the server gave it.
+        prompt_tokens: As the server counted them.
+        completion_tokens: Tokens generated, as far as was received.
+        completion_tokens_source: `usage`, `token_ids` or `text_chunks`.
+        token_rule: What decided which chunks carry tokens: `continuous_usage`, `token_ids`
+            or `text`.
+        intended_ns: When a place in the closed loop fell free for it.
+        sent_ns: Just before its first byte was written; None if it was never written.
+        end_ns: Receive stamp of the end of the response, or the moment that it failed.
+        chunk_ns: Receive stamps of the chunks that carry tokens.
+        chunk_tokens: Tokens in each of those chunks.
+    """
+
+    request_id: str
+    role: str
+    endpoint: str | None
+    state: str
+    reason: str
+    http_status: int | None
+    finish_reason: str | None
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    completion_tokens_source: str | None
+    token_rule: str | None
+    intended_ns: int
+    sent_ns: int | None
+    end_ns: int
+    chunk_ns: tuple[int, ...]
+    chunk_tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CellRecord:
+    """What became of one cell.
+
+    Attributes:
+        wall_ns: First measured request sent to last measured request ended; 0 if none was sent.
+        first_sent_ns: When the first measured request was sent; None if none was.
+        in_flight_max: Most measured requests in flight at once.
+        client_lag_p99_ns: How late the client's 5 ms heartbeat was, 99th percentile.
+        client_cpu_ns: CPU time that the client's thread used while the cell ran.
+        replaced_connections: Kept-alive connections that the server had closed while idle and
+            that were replaced before anything was sent on them.
+        stopped: Whether the cell was cut short by its stop event. Requests that had not been
+            taken up by then have no record.
+        requests: In the order in which they were taken up, all roles.
+    """
+
+    wall_ns: int
+    first_sent_ns: int | None
+    in_flight_max: int
+    client_lag_p99_ns: int
+    client_cpu_ns: int
+    replaced_connections: int
+    stopped: bool
+    requests: list[RequestRecord]

@@ -1,0 +1,136 @@
+"""All-to-all tables of a sweep: headlines side by side, then everything known of each cell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from sweeps.a2a_metrics import OPS, A2aMetrics, OpMetrics, a2a_metrics
+from sweeps.report_ratio import ratio_table
+from sweeps.results import Grid, Outcome, Trial, arrange, labels, trials
+from sweeps.tablefmt import Metric, Section, Table, Value, side_by_side, text_table
+
+# Everything but EP that distinguishes two cells, in words; and EP.
+A2aKey = tuple[str, int]
+A2aGrid = Grid[A2aKey, A2aMetrics]
+
+HEADLINES = (
+    Metric("dispatch_us", "dispatch µs", lower_is_better=True),
+    Metric("combine_us", "combine µs", lower_is_better=True),
+    Metric("pair_us", "pair µs", lower_is_better=True),
+)
+_TIMES = (
+    *("arm", "EP", "repeat", "op", "headline µs", "pooled p50", "pooled p95", "pooled p99"),
+    *("rank p50 min-max", "cold", "floor", "bound µs", "ratio to bound", "wire GB/s", "iterations"),
+)
+_FACTS = (
+    *("arm", "EP", "op", "wire bytes out max", "in max", "total", "link GB/s", "imbalance"),
+    *("checked", "dedup", "layout", "graph", "timed region"),
+)
+
+
+def a2a_key(trial: Trial) -> A2aKey:
+    """Where an all-to-all trial stands in the tables: (what is sent, EP size)."""
+    dtypes = f"{trial.dispatch_dtype}/{trial.combine_dtype}"
+    load = (
+        f"{trial.phase}, {trial.tokens} tokens, {trial.routing} routing, H {trial.hidden}, "
+        f"{trial.experts} experts, top-{trial.topk}, {dtypes}"
+    )
+    return load, trial.ep or 0
+
+
+def a2a_grid(tables: Mapping[str, pa.Table]) -> A2aGrid:
+    """All-to-all trials by cell and arm."""
+    return arrange(trials(tables, "a2a"), a2a_key, a2a_metrics(tables))
+
+
+def sections(tables: Mapping[str, pa.Table]) -> list[Section]:
+    """The all-to-all tables, or nothing when the sweep measured none."""
+    grid = a2a_grid(tables)
+    if not grid:
+        return []
+    arms = labels(trials(tables, "a2a"))
+    blocks: list[Table | str] = [
+        "Headline: the maximum over ranks of each iteration, then the median over iterations; "
+        "with repeats, the median of those. Marked: the lowest of a row."
+    ]
+    for load in dict.fromkeys(load for load, _ in grid):
+        cells = sorted((ep, outcomes) for (at, ep), outcomes in grid.items() if at == load)
+        blocks += [_headlines(load, cells, arms), _times(load, cells), _facts(load, cells)]
+    found = [Section("All-to-all", tuple(blocks))]
+    if len(arms) > 1:
+        rows = {f"{load}, EP{ep}": outcomes for (load, ep), outcomes in sorted(grid.items())}
+        found.append(ratio_table("All-to-all ratios", arms, HEADLINES, rows))
+    return found
+
+
+Cells = Sequence[tuple[int, dict[str, Outcome[A2aMetrics]]]]
+
+
+def _headlines(load: str, cells: Cells, arms: Sequence[str]) -> Table:
+    rows = [
+        (f"EP{ep}", {(arm, m.key): _value(o, m) for arm, o in outcomes.items() for m in HEADLINES})
+        for ep, outcomes in cells
+    ]
+    return side_by_side(load, "", arms, HEADLINES, rows, metrics_outside=True)
+
+
+def _value(outcome: Outcome[A2aMetrics], metric: Metric) -> Value:
+    if outcome.status:
+        return Value(outcome.status)
+    number = outcome.median(metric.key)
+    return Value("" if number is None else f"{number:.1f}", number)
+
+
+def _ops(cells: Cells) -> list[tuple[str, int, int, str, OpMetrics, A2aMetrics]]:
+    return [
+        (arm, ep, repeat, op, metrics.ops[op], metrics)
+        for ep, outcomes in cells
+        for arm, outcome in outcomes.items()
+        for repeat, metrics in outcome.metrics.items()
+        for op in OPS
+        if op in metrics.ops
+    ]
+
+
+def _times(load: str, cells: Cells) -> Table:
+    rows = [
+        (
+            *(arm, f"EP{ep}", repeat, op),
+            *[_us(t) for t in (m.headline_us, m.p50_us, m.p95_us, m.p99_us)],
+            f"{_us(m.rank_p50_min_us)}-{_us(m.rank_p50_max_us)}",
+            *[_us(t) for t in (m.cold_us, whole.floor_us, m.bound_us)],
+            "" if m.ratio_to_bound is None else f"{m.ratio_to_bound:.2f}",
+            None if m.wire_gb_per_s is None else f"{m.wire_gb_per_s:.3g}",
+            m.iterations,
+        )
+        for arm, ep, repeat, op, m, whole in _ops(cells)
+    ]
+    return text_table(f"{load}: times", _TIMES, rows)
+
+
+def _facts(load: str, cells: Cells) -> Table:
+    rows = dict.fromkeys(
+        (arm, f"EP{ep}", op, *_fact_columns(m)) for arm, ep, _, op, m, _ in _ops(cells)
+    )
+    return text_table(f"{load}: what travelled", _FACTS, list(rows))
+
+
+def _fact_columns(metrics: OpMetrics) -> tuple[object, ...]:
+    fact: Mapping[str, Any] = metrics.facts
+    link, imbalance = fact.get("link_bytes_per_s"), fact.get("max_over_mean_received_rows")
+    return (
+        *[fact.get(f"wire_bytes_{end}") for end in ("out_max", "in_max", "total")],
+        None if link is None else f"{link / 1e9:.3g}",
+        None if imbalance is None else f"{imbalance:.3f}",
+        {True: "yes", False: "NO", None: "not recorded"}[fact.get("checked")],
+        *[fact.get(name) for name in ("dedup", "layout")],
+        {True: "graph", False: "eager", None: ""}[fact.get("graph")],
+        fact.get("timed_region"),
+    )
+
+
+def _us(time: float | None) -> str:
+    return "" if time is None else f"{time:.1f}"

@@ -1,0 +1,81 @@
+"""Ratio tables: the first arm over each other arm, cell by cell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from sweeps.results import M, Outcome
+from sweeps.stats import Ratio, coverage_limit, paired_ratio
+from sweeps.tablefmt import Cell, Metric, Section, Table
+
+
+def ratio_table(
+    title: str,
+    arms: Sequence[str],
+    metrics: Sequence[Metric],
+    rows: Mapping[str, Mapping[str, Outcome[M]]],
+    whole: Callable[[Outcome[M]], bool] = lambda _: True,
+) -> Section:
+    """The first of `arms` over each other one; marked where the first is the better one.
+
+    `whole` says whether an outcome may be called better (not when some of its requests failed).
+    """
+    tables = [_against(arms[0], other, metrics, rows, whole) for other in arms[1:]]
+    repeats = {r.repeats for _, ratios in tables for r in ratios}
+    return Section(title, (_explain(arms[0], repeats), *[table for table, _ in tables]))
+
+
+def _against(
+    first: str,
+    other: str,
+    metrics: Sequence[Metric],
+    rows: Mapping[str, Mapping[str, Outcome[M]]],
+    whole: Callable[[Outcome[M]], bool],
+) -> tuple[Table, list[Ratio]]:
+    found: list[Ratio] = []
+    body = []
+    for label, outcomes in rows.items():
+        if first not in outcomes or other not in outcomes:
+            continue
+        ratios = [_ratio(outcomes[first], outcomes[other], metric) for metric in metrics]
+        found += [r for r in ratios if r is not None]
+        cells = [_cell(r, m, whole(outcomes[first])) for r, m in zip(ratios, metrics, strict=True)]
+        body.append((Cell(label), *cells))
+    headings = ("cell", *[metric.heading for metric in metrics])
+    return Table(f"{first} / {other}", headings, tuple(body)), found
+
+
+def _ratio(a: Outcome[M], b: Outcome[M], metric: Metric) -> Ratio | None:
+    return paired_ratio(a.series(metric.key), b.series(metric.key))
+
+
+def _cell(ratio: Ratio | None, metric: Metric, whole: bool) -> Cell:
+    if ratio is None:
+        return Cell("")
+    is_better = ratio.value < 1 if metric.lower_is_better else ratio.value > 1
+    return Cell(ratio_text(ratio), is_better and whole)
+
+
+def ratio_text(ratio: Ratio) -> str:
+    """`0.81`, or with repeats `0.81 (0.79-0.84, excludes 1)`."""
+    if ratio.low is None or ratio.high is None:
+        return f"{ratio.value:.2f}"
+    excludes = ", excludes 1" if ratio.excludes_one else ""
+    return f"{ratio.value:.2f} ({ratio.low:.2f}-{ratio.high:.2f}{excludes})"
+
+
+def _explain(first: str, repeats: set[int]) -> str:
+    text = f"{first} divided by the other arm. Marked: {first} is the better one."
+    if not repeats or max(repeats) == 1:
+        return f"{text} One run: there is no interval, and no difference is shown to be real."
+    text += (
+        " The median of the ratios of paired repeats; in brackets its bootstrap 95 % interval, "
+        "and whether that excludes 1."
+    )
+    fewest = min(repeats - {1})
+    if coverage_limit(fewest) < 0.95:
+        text += (
+            f" With {fewest} repeats such an interval covers at most "
+            f"{100 * coverage_limit(fewest):.0f} %, whatever its name says: 6 are needed for 95 %."
+        )
+    return text

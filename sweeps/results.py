@@ -1,0 +1,196 @@
+"""Trials of a sweep arranged for comparison: cells by arms, with the metrics of each repeat."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Generic, TypeVar
+
+import pyarrow as pa
+
+from sweeps.metrics import CellMetrics, cell_metrics
+from sweeps.stats import median
+
+M = TypeVar("M")
+Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One row of the `trials` table: the columns that a report reads."""
+
+    trial_id: str
+    attempt: int
+    experiment: str | None
+    measure: str
+    arm: str
+    cell: str
+    repeat: int
+    status: str
+    error: str | None
+    config_hash: str | None
+    config_json: str | None
+    started_unix_ns: int | None
+    backend: str | None
+    device: str | None
+    shared_gpu: bool | None
+    transport_asked: str | None
+    transport_seen: str | None
+    transport_status: str | None
+    phase: str | None
+    ep: int | None
+    tokens: int | None
+    hidden: int | None
+    experts: int | None
+    topk: int | None
+    routing: str | None
+    dispatch_dtype: str | None
+    combine_dtype: str | None
+    shape: str | None
+    concurrency: int | None
+    requests: int | None
+    tp: int | None
+    dp: int | None
+    versions_json: str | None
+    hardware_json: str | None
+
+    @property
+    def label(self) -> str:
+        """The arm as a column is headed: its name, and its transport where one was asked for."""
+        transport = self.transport_asked
+        if transport in (None, "", "auto") or self.arm.endswith(f"_{transport}"):
+            return self.arm
+        return f"{self.arm} over {transport}"
+
+
+@dataclass(frozen=True)
+class Request:
+    """One row of the `requests` table, as far as metrics read it."""
+
+    role: str
+    state: str
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    sent_ns: int
+    end_ns: int
+    chunk_ns: list[int]
+    chunk_tokens: list[int]
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[M]):
+    """What one arm did in one cell.
+
+    Attributes:
+        trials: Its trials, one for each repeat.
+        metrics: By repeat; only trials that ended well are in it.
+    """
+
+    trials: tuple[Trial, ...]
+    metrics: Mapping[int, M]
+
+    def series(self, metric: str) -> dict[int, float]:
+        """A metric by repeat, where it is defined."""
+        values = {repeat: getattr(m, metric) for repeat, m in self.metrics.items()}
+        return {repeat: value for repeat, value in values.items() if value is not None}
+
+    def median(self, metric: str) -> float | None:
+        """Median of a metric over repeats; the value itself with one."""
+        return median(list(self.series(metric).values()))
+
+    @property
+    def status(self) -> str:
+        """Empty if any repeat gave metrics, else how the last trial ended."""
+        return "" if self.metrics else self.trials[-1].status
+
+
+Grid = dict[Key, dict[str, Outcome[M]]]
+
+
+def trials(tables: Mapping[str, pa.Table], measure: str | None = None) -> list[Trial]:
+    """The trials of a sweep in the order in which they started."""
+    names = [f.name for f in fields(Trial)]
+    rows = tables["trials"].select(names).to_pylist()
+    found = [Trial(**row) for row in rows if measure in (None, row["measure"])]
+    return sorted(found, key=lambda t: t.started_unix_ns or 0)
+
+
+def by_trial(table: pa.Table, columns: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+    """Rows of a table, with these columns, by trial."""
+    grouped: dict[str, list[dict[str, Any]]] = {}
+    for row in table.select(["trial_id", *columns]).to_pylist():
+        grouped.setdefault(row.pop("trial_id"), []).append(row)
+    return grouped
+
+
+def serving_metrics(tables: Mapping[str, pa.Table]) -> dict[str, CellMetrics]:
+    """Metrics of every serving trial that has requests and a cell row, by trial id."""
+    wall = {trial_id: rows[0]["wall_ns"] for trial_id, rows in by_trial_cells(tables).items()}
+    requests = by_trial(tables["requests"], [f.name for f in fields(Request)])
+    concurrency = {t.trial_id: t.concurrency or 1 for t in trials(tables, "serving")}
+    return {
+        trial_id: cell_metrics(
+            [Request(**_without_nulls(row)) for row in rows], wall[trial_id], concurrency[trial_id]
+        )
+        for trial_id, rows in requests.items()
+        if trial_id in wall and trial_id in concurrency
+    }
+
+
+def by_trial_cells(tables: Mapping[str, pa.Table]) -> dict[str, list[dict[str, Any]]]:
+    """Rows of the `cells` table by trial."""
+    return by_trial(tables["cells"], tables["cells"].schema.names[2:])
+
+
+def _without_nulls(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "chunk_ns": row["chunk_ns"] or [], "chunk_tokens": row["chunk_tokens"] or []}
+
+
+def arrange(
+    found: Sequence[Trial], key: Callable[[Trial], Key], metrics: Mapping[str, M]
+) -> Grid[Key, M]:
+    """Trials by cell and arm label. Failed trials have no metrics, whatever rows they left."""
+    grouped: dict[Key, dict[str, dict[int, Trial]]] = {}
+    for trial in found:
+        grouped.setdefault(key(trial), {}).setdefault(trial.label, {})[trial.repeat] = trial
+    return {
+        cell: {label: _outcome(repeats, metrics) for label, repeats in arms.items()}
+        for cell, arms in grouped.items()
+    }
+
+
+def _outcome(repeats: Mapping[int, Trial], metrics: Mapping[str, M]) -> Outcome[M]:
+    good = {
+        repeat: metrics[trial.trial_id]
+        for repeat, trial in sorted(repeats.items())
+        if trial.status == "ok" and trial.trial_id in metrics
+    }
+    return Outcome(tuple(repeats[r] for r in sorted(repeats)), good)
+
+
+def doubles(found: Sequence[Trial], key: Callable[[Trial], Hashable]) -> list[tuple[Trial, Trial]]:
+    """Pairs of trials that claim the same cell, arm and repeat; `arrange` keeps the later one."""
+    seen: dict[Hashable, Trial] = {}
+    pairs = []
+    for trial in found:
+        place = (key(trial), trial.label, trial.repeat)
+        if place in seen:
+            pairs.append((seen[place], trial))
+        seen[place] = trial
+    return pairs
+
+
+def labels(found: Sequence[Trial]) -> list[str]:
+    """Arms in the order of their first trial, the experiment's own arm first."""
+    order = list(dict.fromkeys(t.label for t in found))
+    own = {t.label for t in found if t.arm == _own_arm(t)}
+    return sorted(order, key=lambda label: label not in own)
+
+
+def _own_arm(trial: Trial) -> str | None:
+    """Name of the experiment's `arm` or `backend`, as its config says."""
+    config = json.loads(trial.config_json or "{}")
+    section = config.get("backend" if trial.measure == "a2a" else "arm") or {}
+    name = section.get("name") if isinstance(section, dict) else None
+    return trial.backend if name == "auto" and trial.measure == "a2a" else name
