@@ -43,16 +43,18 @@ class Session:
 
     def __init__(self, cluster: Cluster, ranks: int) -> None:
         self._cluster = cluster
-        self._ranks = ranks
+        self.ranks = ranks
         self._started = False
         self.nodes: tuple[Node, ...] = ()
 
     def start(self) -> None:
-        """Starts or joins the cluster and reads every node's hardware.
+        """Starts or joins the cluster and reads every node's hardware; later calls do nothing.
 
         Raises:
             ConfigError: The cluster cannot be reached.
         """
+        if self.nodes:
+            return
         if not ray.is_initialized():
             self._init()
             self._started = True
@@ -88,9 +90,11 @@ class Session:
     def _local(self) -> None:
         cores = self._cluster.cpus or os.cpu_count() or 1
         ray.init(
-            num_cpus=max(cores, self._ranks + 2),
+            num_cpus=max(cores, self.ranks + 2),
             num_gpus=self._cluster.gpus,
             include_dashboard=self._cluster.dashboard,
+            # One machine: nothing that listens needs to be reachable from elsewhere.
+            _node_ip_address="127.0.0.1",
             namespace=NAMESPACE,
             log_to_driver=False,
             logging_level=logging.ERROR,

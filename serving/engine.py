@@ -29,12 +29,13 @@ class Seat:
 
     Attributes:
         node_ip: Address of the node; the API server listens there.
-        gpus: Indices of the node's GPUs that the engine may see; empty on the CPU.
+        gpus: The node's GPUs that the engine may see, as CUDA_VISIBLE_DEVICES names them;
+            empty on the CPU.
         options: Options of the rank's Ray actor (resources, scheduling strategy).
     """
 
     node_ip: str
-    gpus: tuple[int, ...] = ()
+    gpus: tuple[int | str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
 
 

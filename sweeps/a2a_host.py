@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import ray
 
 from ep_ray.a2a.bench import Procedure, TrialResult
@@ -13,7 +15,7 @@ from ep_ray.a2a.rank import Membership, RankActor
 from ep_ray.backends.base import Spec
 from ep_ray.config.schema import Config, DeviceKind, TransportKind
 from ep_ray.placement import Slot, find_slots, in_bundle, release, reserve
-from ep_ray.transport import Evidence, evidence_in_log, interface_evidence, judge, transport_env
+from ep_ray.transport import evidence_in_log, interface_evidence, judge, transport_env
 from ep_ray.watchdog import TrialError, kill_all, stacks, wait_all
 from sweeps.outcome import Outcome, evidence_rows, what_ran
 from sweeps.plan import A2aTrial
@@ -130,7 +132,7 @@ class A2aHost:
         errors = sorted({result.error for result in results if result.error})
         outcome = Outcome(status="failed" if errors else "ok", error="; ".join(errors) or None)
         outcome.rows["operations"] = [] if errors else results[0].operations
-        outcome.rows["samples"] = [row for r in results for row in _sample_rows(r)]
+        outcome.rows["samples"] = _samples(results)
         self._add_facts(outcome, trial, ranks, results, before[0], after[0], logs)
         return outcome
 
@@ -223,9 +225,11 @@ def _refuse_shared_gpus(facts: Sequence[dict[str, Any]]) -> None:
         by_uuid[uuid] = rank
 
 
-def _sample_rows(result: TrialResult) -> list[dict[str, Any]]:
-    columns = {key: list(values) for key, values in asdict(result.samples).items()}
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+def _samples(results: Sequence[TrialResult]) -> pa.Table:
+    """All ranks' timings as columns of the `samples` table."""
+    columns = zip(*(result.samples.columns() for result in results), strict=True)
+    names = ("op", "role", "rank", "iteration", "duration_ns")
+    return pa.table({n: np.concatenate(c) for n, c in zip(names, columns, strict=True)})
 
 
 def _sent_bytes(trial: A2aTrial, results: list[TrialResult]) -> int:

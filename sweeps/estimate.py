@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from ep_ray.config.schema import ArmKind, DeviceKind, TransportKind
+from sweeps.published.data import external_dp
 from sweeps.plan import A2aTrial, ServingTrial, Trial
 
 # Seconds, from runs of this project: Ray and actors, a vLLM start, one all-to-all iteration.
@@ -40,15 +41,13 @@ def _trial_s(trial: Trial, device: DeviceKind) -> float:
 
 
 def _published_rate(trial: ServingTrial) -> float | None:
-    from sweeps.published import load_external_dp
-
     if trial.layout.kind is ArmKind.wide_tp:
         arm = "wide_tp"
     elif trial.transport.kind in (TransportKind.ib, TransportKind.efa):
         arm = "external_dp_rdma"
     else:
         arm = "external_dp_tcp"
-    for row in load_external_dp():
+    for row in external_dp():
         if (row.arm, row.shape, row.concurrency) == (arm, trial.shape, trial.concurrency):
-            return row.output_tok_per_s
+            return float(row.output_tok_per_s) if row.output_tok_per_s else None
     return None

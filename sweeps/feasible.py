@@ -53,8 +53,7 @@ def check_feasible(
     problems += _software(config, trials, device)
     if problems:
         raise ConfigError(
-            "\n".join(problems)
-            + "\n  `plan_only=true` shows the trials without running them; "
+            "\n".join(problems) + "\n  `plan_only=true` shows the trials without running them; "
             "`+exp=quickstart` runs without a GPU"
         )
 

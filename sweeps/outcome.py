@@ -20,13 +20,15 @@ class Outcome:
         status: `ok`, `failed`, `timeout` or `crash`.
         error: Why it is not ok.
         facts: Further columns of the `trials` table.
-        rows: Rows of the other tables, by table.
+        rows: Rows of the other tables, by table: lists of dicts, or Arrow tables.
+        headline: Figures for the dashboard, by name with unit.
     """
 
     status: str = "ok"
     error: str | None = None
     facts: dict[str, Any] = field(default_factory=dict)
-    rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    rows: dict[str, Any] = field(default_factory=dict)
+    headline: dict[str, float] = field(default_factory=dict)
 
 
 def trial_row(trial: Trial, experiment: str, outcome: Outcome, started_ns: int) -> dict[str, Any]:

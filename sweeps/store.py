@@ -25,7 +25,8 @@ import pyarrow.parquet as pq
 from ep_ray.config.errors import ConfigError
 from sweeps.tables import SCHEMA_VERSION, TABLES
 
-Rows = Mapping[str, Sequence[Mapping[str, Any]]]
+# Rows of a table without the key: dicts, or an Arrow table where there are many.
+Rows = Mapping[str, Sequence[Mapping[str, Any]] | pa.Table]
 _MANIFEST = "sweep.json"
 _STREAMS = "stream"
 
@@ -108,18 +109,17 @@ class Store:
         trial_id = trial["trial_id"]
         key = {"trial_id": trial_id, "attempt": len(self._attempts[trial_id]) + 1}
         for name, entries in rows.items():
-            if entries:
-                self._write(name, [{**key, **entry} for entry in entries])
-        self._write("trials", [{**trial, **key, "sweep_id": self.sweep_id}])
+            self._write(name, entries, key)
+        self._write("trials", [{**trial, "sweep_id": self.sweep_id}], key)
         self._attempts[trial_id].append(trial["status"])
 
-    def _write(self, name: str, entries: list[dict[str, Any]]) -> None:
-        schema = TABLES[name]
-        unknown = {column for entry in entries for column in entry} - set(schema.names)
-        if unknown:
-            raise ValueError(f"table {name} has no columns {sorted(unknown)}")
-        file, writer = self._writer(name, schema)
-        writer.write_batch(pa.RecordBatch.from_pylist(entries, schema=schema))
+    def _write(
+        self, name: str, entries: Sequence[Mapping[str, Any]] | pa.Table, key: Mapping[str, Any]
+    ) -> None:
+        if not len(entries):
+            return
+        file, writer = self._writer(name, TABLES[name])
+        writer.write_table(_with_key(entries, key, name))
         file.flush()
         if name == "trials":
             for stream, _ in self._writers.values():
@@ -150,6 +150,20 @@ class Store:
         """Finalises and gives the folder free."""
         self.finalise()
         self._lock.close()
+
+
+def _with_key(
+    entries: Sequence[Mapping[str, Any]] | pa.Table, key: Mapping[str, Any], name: str
+) -> pa.Table:
+    schema = TABLES[name]
+    if not isinstance(entries, pa.Table):
+        unknown = {column for entry in entries for column in entry} - set(schema.names)
+        if unknown:
+            raise ValueError(f"table {name} has no columns {sorted(unknown)}")
+        return pa.Table.from_pylist([{**entry, **key} for entry in entries], schema=schema)
+    for column, value in key.items():
+        entries = entries.append_column(column, pa.repeat(pa.scalar(value), len(entries)))
+    return entries.select(schema.names).cast(schema)
 
 
 def read_all(folder: Path) -> dict[str, pa.Table]:

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -21,6 +22,8 @@ from torch.distributed.distributed_c10d import TCPStore
 from ep_ray.a2a.bench import Procedure, TrialResult, run_trial
 from ep_ray.backends import registry
 from ep_ray.backends.base import Spec
+from ep_ray.inventory import effective_env, local_machine, versions
+from ep_ray.transport import interface_bytes
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,9 @@ class Rank:
             "node_ip": ray.util.get_node_ip_address(),
             "hostname": socket.gethostname(),
             "pid": os.getpid(),
+            "env": effective_env(),
+            "versions": versions(),
+            "machine": local_machine().as_dict(),
             **self._gpu(),
         }
 
@@ -86,6 +92,15 @@ class Rank:
             "gpu_uuid": str(properties.uuid),
             "gpu_name": properties.name,
         }
+
+    def interface_bytes(self) -> dict[str, int]:
+        """Bytes received per network interface of this rank's node since boot."""
+        return interface_bytes()
+
+    def nccl_log(self) -> list[str]:
+        """What NCCL wrote to this rank's log so far; empty on the CPU."""
+        path = Path(os.environ.get("NCCL_DEBUG_FILE", ""))
+        return path.read_text(errors="replace").splitlines() if path.is_file() else []
 
     def stacks(self) -> str:
         """Python stacks of all threads, also while a collective hangs."""

@@ -1,0 +1,141 @@
+"""The ledger of a cell: what client, router and engines counted, endpoint by endpoint. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from serving.load.records import RequestRecord
+
+ALL_ROLES = "all"
+RouterCounts = Mapping[str, Mapping[str, Mapping[str, int]]]
+"""Endpoint -> role -> counter -> count, as the router gives them."""
+EngineCounts = Mapping[str, Mapping[str, int]]
+"""Endpoint -> `complete`, `aborted`, `failed` -> count; engines know no roles."""
+
+
+@dataclass(frozen=True)
+class LedgerRow:
+    """One endpoint and role of a cell; a row of the `ledger` table. None: nobody counted."""
+
+    endpoint: str
+    role: str
+    client_sent: int = 0
+    client_complete: int = 0
+    client_failed: int = 0
+    client_aborted: int = 0
+    router_forwarded: int | None = None
+    router_complete: int | None = None
+    router_failed: int | None = None
+    router_aborted: int | None = None
+    router_retried: int | None = None
+    engine_complete: int | None = None
+    engine_aborted: int | None = None
+    agrees: bool = True
+
+    def as_dict(self) -> dict[str, Any]:
+        """Columns of the `ledger` table after its key."""
+        return asdict(self)
+
+
+def reconcile(
+    records: Sequence[RequestRecord],
+    endpoints: Sequence[str],
+    router: RouterCounts | None,
+    engines: EngineCounts | None,
+) -> list[LedgerRow]:
+    """Puts three counts side by side, per role and in total.
+
+    Args:
+        records: The cell's requests. One without an endpoint belongs to the only one there is,
+            or, where there are several, to `?`: nobody knows who took it.
+        endpoints: Names in rank order.
+        router: The router's counters over the cell (differences), or None without a router.
+        engines: The engines' counters over the cell, or None where they cannot be read.
+    """
+    only = endpoints[0] if len(endpoints) == 1 else "?"
+    roles = sorted({record.role for record in records})
+    names = [*endpoints, *sorted({r.endpoint or only for r in records} - set(endpoints))]
+    rows: list[LedgerRow] = []
+    for name in names:
+        mine = [record for record in records if (record.endpoint or only) == name]
+        per_role = [_row(name, role, mine, router) for role in roles]
+        rows += [row for row in per_role if row.client_sent or row.router_forwarded]
+        rows.append(_total(name, per_role, engines))
+    return rows
+
+
+def difference(after: RouterCounts, before: RouterCounts) -> RouterCounts:
+    """Counts over a cell from the running counts at its ends."""
+    return {
+        name: {
+            role: {
+                key: count - before.get(name, {}).get(role, {}).get(key, 0)
+                for key, count in counts.items()
+            }
+            for role, counts in roles.items()
+        }
+        for name, roles in after.items()
+    }
+
+
+def disagreement(rows: Sequence[LedgerRow]) -> str:
+    """The rows that disagree, in words; empty when all agree."""
+    return "; ".join(
+        f"{row.endpoint} ({row.role}): client sent {row.client_sent}, complete "
+        f"{row.client_complete}; router forwarded {_known(row.router_forwarded)}, complete "
+        f"{_known(row.router_complete)}; engine complete {_known(row.engine_complete)}"
+        for row in rows
+        if not row.agrees
+    )
+
+
+def _row(
+    name: str, role: str, mine: Sequence[RequestRecord], router: RouterCounts | None
+) -> LedgerRow:
+    sent = [r for r in mine if r.role == role and r.sent_ns is not None]
+    row = LedgerRow(
+        endpoint=name,
+        role=role,
+        client_sent=len(sent),
+        client_complete=sum(r.state == "complete" for r in sent),
+        client_failed=sum(r.state == "failed" for r in sent),
+        client_aborted=sum(r.state == "aborted" for r in sent),
+    )
+    if router is None:
+        return row
+    counts = router.get(name, {}).get(role, {})
+    row = replace(
+        row,
+        router_forwarded=counts.get("forwarded", 0),
+        router_complete=counts.get("complete", 0),
+        router_failed=counts.get("failed", 0),
+        router_aborted=counts.get("aborted", 0),
+        router_retried=counts.get("retried", 0),
+    )
+    agrees = (row.client_sent, row.client_complete) == (row.router_forwarded, row.router_complete)
+    return replace(row, agrees=agrees and row.router_retried == 0)
+
+
+def _total(name: str, rows: Sequence[LedgerRow], engines: EngineCounts | None) -> LedgerRow:
+    sums: dict[str, Any] = {}
+    for field in LedgerRow.__dataclass_fields__:
+        if field.startswith(("client_", "router_")):
+            values = [getattr(row, field) for row in rows]
+            sums[field] = None if None in values else sum(values)
+    total = LedgerRow(name, ALL_ROLES, **sums)
+    agrees = all(row.agrees for row in rows)
+    if engines is not None:
+        counts = engines.get(name, {})
+        total = replace(
+            total,
+            engine_complete=counts.get("complete", 0),
+            engine_aborted=counts.get("aborted", 0),
+        )
+        agrees = agrees and total.engine_complete == total.client_complete
+    return replace(total, agrees=agrees)
+
+
+def _known(count: int | None) -> str:
+    return "?" if count is None else str(count)

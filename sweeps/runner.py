@@ -1,0 +1,67 @@
+"""Runs blocks of trials and records each at once, failed ones included."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from ep_ray.config.schema import ArmKind, Config, DeviceKind
+from ep_ray.session import Session
+from ep_ray.watchdog import TrialError
+from sweeps.a2a_host import A2aHost
+from sweeps.block import AttachedBlock, EngineBlock
+from sweeps.outcome import Outcome, trial_row
+from sweeps.plan import A2aTrial, ServingTrial, Trial
+from sweeps.progress import Progress
+from sweeps.store import Store
+
+
+class Runner:
+    """Runs the trials of one experiment; a context manager that leaves nothing behind."""
+
+    def __init__(
+        self, config: Config, device: DeviceKind, session: Session, store: Store, total: int
+    ) -> None:
+        self._config = config
+        self._device = device
+        self._session = session
+        self._store = store
+        self._progress = Progress(config.name, total)
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.close()
+
+    def run_block(self, trials: Sequence[Trial]) -> None:
+        """Runs trials that share actors or engines, in order."""
+        host = self._host(trials)
+        try:
+            for trial in trials:
+                self._progress.begin(trial.trial_id)
+                self._record(trial, host)
+        finally:
+            host.close()
+
+    def _host(self, trials: Sequence[Trial]) -> Any:
+        first = trials[0]
+        if isinstance(first, A2aTrial):
+            most = max(t.ep for t in trials if isinstance(t, A2aTrial))
+            return A2aHost(self._config, self._device, most, self._store.sweep_id)
+        assert isinstance(first, ServingTrial)
+        if first.layout.kind is ArmKind.attached:
+            return AttachedBlock(self._config, first)
+        return EngineBlock(self._config, first, self._session, self._device, self._store.folder)
+
+    def _record(self, trial: Trial, host: Any) -> None:
+        started_ns = time.time_ns()
+        try:
+            outcome: Outcome = host.run(trial)
+        except TrialError as error:
+            outcome = Outcome(status=error.status, error=error.reason)
+        self._store.append(
+            trial_row(trial, self._config.name, outcome, started_ns), outcome.rows
+        )
+        self._progress.end(outcome.status, trial.arm, outcome.headline)

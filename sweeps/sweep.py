@@ -1,0 +1,146 @@
+"""A sweep: one results folder and one warm Ray session for all points of a command line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+
+from ep_ray.config.errors import ConfigError
+from ep_ray.config.schema import Config
+from ep_ray.inventory import Machine, local_machine
+from ep_ray.session import Session
+from sweeps.feasible import check_feasible, ranks_of, resolve_device
+from sweeps.plan import Trial, plan
+from sweeps.print_plan import print_plan
+from sweeps.runner import Runner
+from sweeps.store import Store
+
+
+class Sweep:
+    """Plans, runs and records every point of a command line.
+
+    Args:
+        points: All points that are known beforehand; each is checked against the hardware
+            before anything starts.
+
+    Raises:
+        ConfigError: A point cannot run here, or the points do not belong in one sweep.
+    """
+
+    def __init__(self, points: Sequence[Config]) -> None:
+        first = points[0]
+        for point in points:
+            _refuse_mixed(first, point)
+        self._plan_only = first.plan_only
+        self._session = Session(first.cluster, ranks=1)
+        self._machines = self._look_around(first)
+        plans = [self._plan(point) for point in points]
+        self._store: Store | None = None
+        if self._plan_only:
+            return
+        for point, trials in zip(points, plans, strict=True):
+            device = resolve_device(point, self._machines)
+            check_feasible(point, trials, device, self._machines)
+        self._session.ranks = max((ranks_of(t) for trials in plans for t in trials), default=1)
+        self._store = self._open_store(first, plans)
+
+    def _look_around(self, config: Config) -> list[Machine]:
+        """This machine, or every node of an attached cluster; joining one starts nothing."""
+        if config.cluster.address is None or config.plan_only:
+            return [local_machine()]
+        self._session.start()
+        return [node.machine for node in self._session.nodes]
+
+    def _plan(self, config: Config) -> list[Trial]:
+        return plan(config, resolve_device(config, self._machines))
+
+    def _open_store(self, first: Config, plans: Sequence[list[Trial]]) -> Store:
+        if first.resume is None:
+            return Store.create(Path(first.results), first.name)
+        store = Store.open(Path(first.resume))
+        planned = {trial.trial_id for trials in plans for trial in trials}
+        known = store.plan_ids()
+        if known and not planned & known:
+            store.close()
+            raise ConfigError(
+                f"resume={first.resume}: none of its {len(known)} trials is in this experiment; "
+                "give the same experiment and overrides as then"
+            )
+        return store
+
+    def run(self, config: Config) -> None:
+        """Runs what is missing of one point. Failed trials become rows, not exceptions."""
+        trials = self._plan(config)
+        device = resolve_device(config, self._machines)
+        if self._store is None:
+            print_plan(config, trials, device)
+            return
+        self._store.add_plan(config.name, [trial.trial_id for trial in trials])
+        todo = [trial for trial in trials if not self._store.is_done(trial.trial_id)]
+        if not todo:
+            return
+        self._session.start()
+        self._announce(config, len(todo), len(trials))
+        with Runner(config, device, self._session, self._store, len(todo)) as runner:
+            for _, block in groupby(todo, key=_block):
+                runner.run_block(list(block))
+
+    def _announce(self, config: Config, todo: int, total: int) -> None:
+        assert self._store is not None
+        skipped = f" ({total - todo} already done)" if todo < total else ""
+        print(f"ep-ray: {config.name}: {todo} trials{skipped}; results in {self._store.folder}")
+        if self._session.dashboard_url:
+            print(f"ep-ray: Ray dashboard at {self._session.dashboard_url}")
+        sys.stdout.flush()
+
+    def finish(self) -> bool:
+        """Writes the tables, prints the report, and says whether every trial is ok."""
+        if self._store is None:
+            return True
+        self._store.finalise()
+        statuses = self._store.statuses()
+        if statuses:
+            _print_report(self._store.folder)
+        planned = self._store.plan_ids()
+        bad = {trial: status for trial, status in statuses.items() if status != "ok"}
+        missing = planned - set(statuses)
+        if bad or missing:
+            print(
+                f"\nep-ray: {len(bad)} trials failed, {len(missing)} did not run; "
+                f"again with resume={self._store.folder}",
+                file=sys.stderr,
+            )
+        return not bad and not missing
+
+    def close(self) -> None:
+        """Leaves Ray and the results folder."""
+        self._session.close()
+        if self._store is not None:
+            self._store.close()
+
+
+def _block(trial: Trial) -> tuple[str, str, int]:
+    """Trials with the same key share actors or engines."""
+    return trial.measure, trial.arm if trial.measure == "serving" else "", trial.repeat
+
+
+def _refuse_mixed(first: Config, other: Config) -> None:
+    for key in ("cluster", "results", "resume", "plan_only"):
+        if getattr(first, key) != getattr(other, key):
+            raise ConfigError(
+                f"`{key}` cannot differ within one sweep, which has one Ray session and one "
+                "results folder; run one command for each"
+            )
+
+
+def _print_report(folder: Path) -> None:
+    from sweeps.report import of_results
+    from sweeps.tablefmt import markdown, print_report
+
+    title, sections = of_results(str(folder), None)
+    print_report(title, sections, sys.stdout)
+    target = folder / "report.md"
+    target.write_text(markdown(title, sections), encoding="utf-8")
+    print(f"\nResults: {folder}\nReport:  {target}\nAgain:   python -m ep_ray.report {folder}")
