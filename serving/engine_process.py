@@ -55,7 +55,12 @@ class ServerProcess:
         return code if code is None or code >= 0 else 128 - code
 
     def stop(self, grace_s: float, kill_s: float = 15.0) -> list[int]:
-        """Ends the server: SIGTERM, `grace_s` to leave, then SIGKILL to all. Returns leftovers."""
+        """Ends the server: SIGTERM, `grace_s` to leave, then SIGKILL to all. Returns leftovers.
+
+        Shared memory files are removed too: vLLM's CPU communicator leaves 4 MiB per worker
+        behind even when it ends in order, and a container's /dev/shm is small.
+        """
+        files = shared_memory_files(self.session)
         if self.exit_code() is None:
             try:
                 os.kill(self.pid, signal.SIGTERM)
@@ -65,7 +70,11 @@ class ServerProcess:
                 self._supervisor.wait(grace_s)
             except subprocess.TimeoutExpired:
                 pass
-        return self.kill(kill_s)
+        left = self.kill(kill_s)
+        if not left:
+            for file in files:
+                file.unlink(missing_ok=True)
+        return left
 
     def kill(self, timeout_s: float) -> list[int]:
         """Kills everything at once. Returns the pids that are still there at the deadline."""
@@ -113,6 +122,19 @@ def session_pids(session: int) -> list[int]:
         if int(of_session) == session and state not in "ZX":
             found.append(int(entry))
     return sorted(found)
+
+
+def shared_memory_files(session: int) -> set[Path]:
+    """Files in /dev/shm that processes of a session have mapped."""
+    files = set()
+    for pid in session_pids(session):
+        try:
+            maps = Path(f"/proc/{pid}/maps").read_text(errors="replace")
+        except OSError:
+            continue
+        names = (line.split(maxsplit=5)[5] for line in maps.splitlines() if " /dev/shm/" in line)
+        files |= {Path(name) for name in names if not name.endswith(" (deleted)")}
+    return files
 
 
 def kill_session(session: int, timeout_s: float) -> list[int]:

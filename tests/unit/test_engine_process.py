@@ -129,3 +129,16 @@ def test_exit_code_log_environment_and_command(tmp_path: Path) -> None:
     assert ended.exit_code() == 3
     assert {"out", "err"} <= set(ended.tail(10).split())
     assert ended.kill(5.0) == []
+
+
+def test_shared_memory_that_a_server_leaves_is_removed(tmp_path: Path) -> None:
+    name = Path("/dev/shm") / f"ep ray test {os.getpid()}"
+    code = f"""
+import mmap, time
+file = open({str(name)!r}, "w+b"); file.truncate(4096)
+area = mmap.mmap(file.fileno(), 4096); print("mapped", flush=True); time.sleep(600)
+"""
+    server = ServerProcess(["-c", code], os.environ, tmp_path / "server.log")
+    until(lambda: "mapped" in server.tail(5))
+    assert server.stop(5.0) == []
+    assert not name.exists()
