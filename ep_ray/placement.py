@@ -16,6 +16,7 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from ep_ray.address import service_ip
 from ep_ray.watchdog import wait_all
 
 
@@ -112,7 +113,7 @@ def _slot(bundle: int) -> Slot:
     ids = tuple(str(i) for i in context.get_accelerator_ids().get("GPU", []))
     visible = [v for v in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if v]
     indices = tuple(visible.index(i) if i in visible else int(i) for i in ids)
-    return Slot(ray.util.get_node_ip_address(), context.get_node_id(), ids, indices, bundle)
+    return Slot(service_ip(), context.get_node_id(), ids, indices, bundle)
 
 
 def rank_order(slots: Sequence[Slot]) -> list[int]:
@@ -121,7 +122,7 @@ def rank_order(slots: Sequence[Slot]) -> list[int]:
     Ray's bundle order differs between identical runs (ray#51117).
     """
     return sorted(
-        range(len(slots)), key=lambda i: (_ip_key(slots[i]), slots[i].gpus, slots[i].bundle)
+        range(len(slots)), key=lambda i: (_ip_key(slots[i]), slots[i].gpu_indices, slots[i].bundle)
     )
 
 

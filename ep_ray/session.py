@@ -93,8 +93,6 @@ class Session:
             num_cpus=max(cores, self.ranks + 2),
             num_gpus=self._cluster.gpus,
             include_dashboard=self._cluster.dashboard,
-            # One machine: nothing that listens needs to be reachable from elsewhere.
-            _node_ip_address="127.0.0.1",
             namespace=NAMESPACE,
             log_to_driver=False,
             logging_level=logging.ERROR,

@@ -27,7 +27,7 @@ def main() -> None:
     """Runs a sweep and exits with 0 (all trials fine), 1 (some failed) or 2 (refused)."""
     register()
     arguments = get_args_parser().parse_args()
-    informative = any(getattr(arguments, name) for name in _INFORMATIVE)
+    informative = any(getattr(arguments, name, None) for name in _INFORMATIVE)
     try:
         # Completion asks with half-written words, help with none: nothing to check there.
         points = [] if informative else _points(arguments)

@@ -39,13 +39,14 @@ class Evidence:
     bytes_expected: int | None = None
 
 
-def transport_env(transport: Transport, group: str) -> dict[str, str]:
+def transport_env(transport: Transport, group: str, one_node: bool) -> dict[str, str]:
     """Environment that asks NCCL and gloo for a transport.
 
     Args:
         transport: What is asked for.
         group: Ranks with the same group keep their fast local links. NCCL takes ranks of
             other groups for other hosts, so that `tcp` or `ib` also works on one machine.
+        one_node: Whether the cluster is a single machine: gloo then stays on loopback.
 
     Returns:
         Variables; those of `transport.env` win.
@@ -55,6 +56,8 @@ def transport_env(transport: Transport, group: str) -> dict[str, str]:
     env |= _ASK[transport.kind]
     if transport.kind in NETWORKS:
         env["NCCL_HOSTID"] = group
+    if one_node:
+        env["GLOO_SOCKET_IFNAME"] = "lo"
     if transport.interface:
         env |= {
             "NCCL_SOCKET_IFNAME": transport.interface,

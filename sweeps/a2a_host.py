@@ -12,6 +12,7 @@ import ray
 
 from ep_ray.a2a.bench import Procedure, TrialResult
 from ep_ray.a2a.rank import Membership, RankActor
+from ep_ray.address import is_one_node
 from ep_ray.backends.base import Spec
 from ep_ray.config.schema import Config, DeviceKind, TransportKind
 from ep_ray.placement import Slot, find_slots, in_bundle, release, reserve
@@ -96,7 +97,7 @@ class A2aHost:
         return self._ranks
 
     def _actor(self, group: Any, rank: int, slot: Slot, gpus: int, trial: A2aTrial) -> Any:
-        env = transport_env(trial.transport, group=f"{self._label}-rank{rank}")
+        env = transport_env(trial.transport, f"{self._label}-rank{rank}", is_one_node())
         env["NCCL_DEBUG_FILE"] = f"/tmp/ep_ray-{self._label}-nccl-rank{rank}.log"
         where = in_bundle(group, slot.bundle, gpus)
         actor = RankActor.options(
@@ -157,7 +158,7 @@ class A2aHost:
         outcome.facts |= {"transport_status": status, "transport_seen": seen, "shared_gpu": False}
         outcome.facts |= what_ran(
             facts[0]["versions"],
-            [{k: v for k, v in f.items() if k not in ("versions", "env")} for f in facts],
+            _hardware(facts),
             {str(rank): f["env"] for rank, f in enumerate(facts)},
             facts[0]["gpu_name"] or facts[0]["machine"]["cpu"],
         )
@@ -200,13 +201,19 @@ class A2aHost:
     def _kill(self) -> None:
         if self._ranks is None:
             return
-        here = ray.util.get_node_ip_address()
-        pids = [f["pid"] for f in self._ranks.facts if f["node_ip"] == here]
+        here = ray.get_runtime_context().get_node_id()
+        pids = [f["pid"] for f in self._ranks.facts if f["node_id"] == here]
         left = kill_all(self._ranks.actors, pids)
         release(self._ranks.group)
         self._ranks = None
         if left:
             raise TrialError("crash", f"processes {left} of ended ranks cannot be killed")
+
+
+def _hardware(facts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Each machine once, and which rank sits where."""
+    ranks = [{k: f[k] for k in ("hostname", "node_id", "gpu_index", "gpu_uuid")} for f in facts]
+    return {"machines": {f["hostname"]: f["machine"] for f in facts}, "ranks": ranks}
 
 
 def _refuse_shared_gpus(facts: Sequence[dict[str, Any]]) -> None:

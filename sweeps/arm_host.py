@@ -12,6 +12,7 @@ import ray
 from serving.load.actor import LoadClient
 from serving.router.actor import RouterActor
 
+from ep_ray.address import is_one_node, service_ip
 from ep_ray.config.schema import Config, DeviceKind, RouterPolicy
 from ep_ray.placement import find_slots, in_bundle, release, reserve
 from ep_ray.session import Session
@@ -131,7 +132,8 @@ class ArmHost:
     def _launches(self, seats: Sequence[Seat]) -> list[Launch]:
         transport = self._trial.transport
         # One group per TP group: NVLink stays inside it, whatever is between the groups.
-        envs = [transport_env(transport, f"ep-ray-tp{rank}") for rank in range(len(seats))]
+        one_node = is_one_node()
+        envs = [transport_env(transport, f"ep-ray-tp{r}", one_node) for r in range(len(seats))]
         cpus = sorted(os.sched_getaffinity(0)) if self._device is DeviceKind.cpu else None
         config = self._config.model
         return plan_launches(
@@ -147,7 +149,7 @@ class ArmHost:
 
     @property
     def _here(self) -> str:
-        return str(ray.util.get_node_ip_address())
+        return service_ip()
 
     def _start_router(self) -> None:
         assert self._group is not None

@@ -144,7 +144,7 @@ class EngineBlock:
         found["model"] = self._model.revision
         device = machine.cpu if self._device is DeviceKind.cpu or gpu is None else gpu
         env = {name: fact.environment for name, fact in facts.items()}
-        return what_ran(found, [machine.as_dict()], env, device)
+        return what_ran(found, {"machines": {machine.hostname: machine.as_dict()}}, env, device)
 
 
 class AttachedBlock:

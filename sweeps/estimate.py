@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from ep_ray.config.schema import ArmKind, DeviceKind, TransportKind
-from sweeps.published.data import external_dp
 from sweeps.plan import A2aTrial, ServingTrial, Trial
+from sweeps.published.data import external_dp
 
 # Seconds, from runs of this project: Ray and actors, a vLLM start, one all-to-all iteration.
 RAY_START_S = 15.0

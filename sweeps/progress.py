@@ -21,7 +21,9 @@ class Progress:
         self._bar = tqdm_ray.tqdm(desc=experiment, total=total) if sys.stderr.isatty() else None
         keys = ("experiment",)
         self._trials = Gauge("ep_ray_trials", "Trials by state", (*keys, "state"))
-        self._value = Gauge("ep_ray_last_value", "Headline of the last trial", (*keys, "arm", "what"))
+        self._value = Gauge(
+            "ep_ray_last_value", "Headline of the last trial", (*keys, "arm", "what")
+        )
         self._counts = {"planned": total, "ok": 0, "failed": 0, "timeout": 0, "crash": 0}
         self._publish()
 
@@ -53,5 +55,3 @@ def clock_text(seconds: float) -> str:
     """`75` seconds as `1 min 15 s`."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
-
-

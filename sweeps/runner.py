@@ -10,7 +10,6 @@ from ep_ray.config.schema import ArmKind, Config, DeviceKind
 from ep_ray.session import Session
 from ep_ray.watchdog import TrialError
 from sweeps.a2a_host import A2aHost
-from sweeps.block import AttachedBlock, EngineBlock
 from sweeps.outcome import Outcome, trial_row
 from sweeps.plan import A2aTrial, ServingTrial, Trial
 from sweeps.progress import Progress
@@ -51,6 +50,8 @@ class Runner:
             most = max(t.ep for t in trials if isinstance(t, A2aTrial))
             return A2aHost(self._config, self._device, most, self._store.sweep_id)
         assert isinstance(first, ServingTrial)
+        from sweeps.block import AttachedBlock, EngineBlock  # an all-to-all sweep needs no router
+
         if first.layout.kind is ArmKind.attached:
             return AttachedBlock(self._config, first)
         return EngineBlock(self._config, first, self._session, self._device, self._store.folder)
@@ -61,7 +62,5 @@ class Runner:
             outcome: Outcome = host.run(trial)
         except TrialError as error:
             outcome = Outcome(status=error.status, error=error.reason)
-        self._store.append(
-            trial_row(trial, self._config.name, outcome, started_ns), outcome.rows
-        )
+        self._store.append(trial_row(trial, self._config.name, outcome, started_ns), outcome.rows)
         self._progress.end(outcome.status, trial.arm, outcome.headline)

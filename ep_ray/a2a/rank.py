@@ -17,9 +17,10 @@ from typing import Any
 import ray
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import TCPStore
+from torch.distributed import TCPStore
 
 from ep_ray.a2a.bench import Procedure, TrialResult, run_trial
+from ep_ray.address import service_ip
 from ep_ray.backends import registry
 from ep_ray.backends.base import Spec
 from ep_ray.inventory import effective_env, local_machine, versions
@@ -74,7 +75,7 @@ class Rank:
         context = ray.get_runtime_context()
         return {
             "node_id": context.get_node_id(),
-            "node_ip": ray.util.get_node_ip_address(),
+            "node_ip": service_ip(),
             "hostname": socket.gethostname(),
             "pid": os.getpid(),
             "env": effective_env(),
@@ -112,7 +113,7 @@ class Rank:
 
     def serve_store(self, world: int) -> tuple[str, int]:
         """Rank 0 only: binds a fresh store on a free port for `world` ranks; host and port."""
-        host = ray.util.get_node_ip_address()
+        host = service_ip()
         self._store = TCPStore(host, 0, world, is_master=True, wait_for_workers=False)
         return host, self._store.port
 
