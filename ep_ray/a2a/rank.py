@@ -16,7 +16,7 @@ from typing import Any
 import ray
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from ep_ray.a2a.bench import Procedure, TrialResult, run_trial
 from ep_ray.backends import registry
