@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-
-import pyarrow as pa
 
 from sweeps import (
     report_a2a,
@@ -17,8 +14,8 @@ from sweeps import (
 )
 from sweeps.read import load
 from sweeps.report_compare import COMPARISONS
-from sweeps.results import trials
 from sweeps.tablefmt import Section
+from sweeps.view import View, view
 
 PUBLISHED_NAMES = tuple(COMPARISONS)
 
@@ -34,33 +31,33 @@ def of_results(results_dir: str | Path, published: str | None = None) -> tuple[s
     Raises:
         sweeps.read.ResultsError: The folder cannot be read as results.
     """
-    tables = load(results_dir)
-    return _title(tables, results_dir), build(tables, published)
+    swept = view(load(results_dir))
+    return _title(swept, results_dir), build(swept, published)
 
 
-def build(tables: Mapping[str, pa.Table], published: str | None = None) -> list[Section]:
-    """Sections of the report of a sweep's tables (last attempts only, as `load` returns them)."""
-    if not trials(tables):
+def build(swept: View, published: str | None = None) -> list[Section]:
+    """Sections of the report of a sweep."""
+    if not swept.trials:
         return [Section("Trials", ("No trial has ended yet.",))]
-    beside = [COMPARISONS[published](tables)] if published else []
+    beside = [COMPARISONS[published](swept)] if published else []
     return [
-        Section("Trials", (_summary(tables),)),
-        *report_serving.sections(tables),
-        *report_a2a.sections(tables),
+        Section("Trials", (_summary(swept),)),
+        *report_serving.sections(swept),
+        *report_a2a.sections(swept),
         *beside,
-        *report_failures.sections(tables),
-        *report_evidence.sections(tables),
-        *report_conditions.sections(tables),
+        *report_failures.sections(swept),
+        *report_evidence.sections(swept),
+        *report_conditions.sections(swept),
     ]
 
 
-def _title(tables: Mapping[str, pa.Table], results_dir: str | Path) -> str:
-    names = dict.fromkeys(t.experiment or "" for t in trials(tables))
+def _title(swept: View, results_dir: str | Path) -> str:
+    names = dict.fromkeys(t.experiment or "" for t in swept.trials)
     return f"{', '.join(filter(None, names)) or 'Sweep'} ({Path(results_dir).name})"
 
 
-def _summary(tables: Mapping[str, pa.Table]) -> str:
-    found = trials(tables)
+def _summary(swept: View) -> str:
+    found = swept.trials
     arms = ", ".join(dict.fromkeys(t.label for t in found))
     bad = sum(t.status != "ok" for t in found)
     ended = "all ended well" if not bad else f"{bad} FAILED (see Failed trials)"

@@ -5,16 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pyarrow as pa
-
-from sweeps.a2a_metrics import OPS, A2aMetrics, OpMetrics, a2a_metrics
+from sweeps.a2a_metrics import OPS, A2aMetrics, OpMetrics
 from sweeps.report_ratio import ratio_table
-from sweeps.results import Grid, Outcome, Trial, arrange, labels, trials
+from sweeps.results import Outcome, labels
 from sweeps.tablefmt import Metric, Section, Table, Value, side_by_side, text_table
-
-# Everything but EP that distinguishes two cells, in words; and EP.
-A2aKey = tuple[str, int]
-A2aGrid = Grid[A2aKey, A2aMetrics]
+from sweeps.view import View
 
 HEADLINES = (
     Metric("dispatch_us", "dispatch µs", lower_is_better=True),
@@ -31,27 +26,12 @@ _FACTS = (
 )
 
 
-def a2a_key(trial: Trial) -> A2aKey:
-    """Where an all-to-all trial stands in the tables: (what is sent, EP size)."""
-    dtypes = f"{trial.dispatch_dtype}/{trial.combine_dtype}"
-    load = (
-        f"{trial.phase}, {trial.tokens} tokens, {trial.routing} routing, H {trial.hidden}, "
-        f"{trial.experts} experts, top-{trial.topk}, {dtypes}"
-    )
-    return load, trial.ep or 0
-
-
-def a2a_grid(tables: Mapping[str, pa.Table]) -> A2aGrid:
-    """All-to-all trials by cell and arm."""
-    return arrange(trials(tables, "a2a"), a2a_key, a2a_metrics(tables))
-
-
-def sections(tables: Mapping[str, pa.Table]) -> list[Section]:
+def sections(view: View) -> list[Section]:
     """The all-to-all tables, or nothing when the sweep measured none."""
-    grid = a2a_grid(tables)
+    grid = view.a2a
     if not grid:
         return []
-    arms = labels(trials(tables, "a2a"))
+    arms = labels(view.of("a2a"))
     blocks: list[Table | str] = [
         "Headline: the maximum over ranks of each iteration, then the median over iterations; "
         "with repeats, the median of those. Marked: the lowest of a row."

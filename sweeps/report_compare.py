@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from decimal import Decimal
-
-import pyarrow as pa
 
 from sweeps.a2a_metrics import A2aMetrics
 from sweeps.compare import (
@@ -18,11 +16,11 @@ from sweeps.compare import (
     words,
 )
 from sweeps.published import data
-from sweeps.report_a2a import a2a_grid
-from sweeps.report_serving import ServingGrid, serving_grid, sorted_cells
-from sweeps.results import Outcome, Trial, labels, trials
+from sweeps.report_serving import sorted_cells
+from sweeps.results import Outcome, Trial, labels
 from sweeps.stats import median
 from sweeps.tablefmt import Metric, Section, Table, Value, side_by_side, text_table
+from sweeps.view import ServingGrid, View
 
 # (ours, theirs, heading)
 _METRICS = (
@@ -40,14 +38,13 @@ _WARNING = (
 )
 
 
-def external_dp(tables: Mapping[str, pa.Table]) -> Section:
+def external_dp(view: View) -> Section:
     """Serving cells beside the published comparison of wide TP with External DP."""
-    grid = serving_grid(tables)
-    found = trials(tables, "serving")
+    found = view.of("serving")
     matches = [match_arm(a, [t for t in found if t.label == a]) for a in labels(found)]
     blocks: list[Table | str] = [_WARNING]
     for match in matches:
-        blocks += _arm_blocks(match, grid, found)
+        blocks += _arm_blocks(match, view.serving, found)
     missing = unmatched_arms(matches)
     blocks.append(f"Published arms that were not run here: {', '.join(missing) or 'none'}.")
     return Section("Beside the published serving run (external_dp)", tuple(blocks))
@@ -97,12 +94,12 @@ def _values(
     return values
 
 
-def pplx_garden(tables: Mapping[str, pa.Table]) -> Section:
+def pplx_garden(view: View) -> Section:
     """All-to-all cells beside the published medians, with our p50 pooled over ranks."""
     title = "Beside the published all-to-all run (pplx_garden)"
     rows: list[tuple[object, ...]] = []
     alone: list[str] = []
-    for (load, ep), arms in a2a_grid(tables).items():
+    for (load, ep), arms in view.a2a.items():
         for label, outcome in arms.items():
             matched = _all_to_all_rows(outcome)
             rows += matched
@@ -141,7 +138,7 @@ def _pooled_p50(outcome: Outcome[A2aMetrics], op: str) -> float | None:
     return median([p50 for p50 in runs if p50 is not None])
 
 
-COMPARISONS: dict[str, Callable[[Mapping[str, pa.Table]], Section]] = {
+COMPARISONS: dict[str, Callable[[View], Section]] = {
     "external_dp": external_dp,
     "pplx_garden": pplx_garden,
 }

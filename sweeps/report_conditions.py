@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 
-import pyarrow as pa
-
-from sweeps.results import trials
 from sweeps.tablefmt import Section, Table, text_table
+from sweeps.view import View
 
 _SERVING = (
     ("load", "closed loop: as many requests in flight as the concurrency says, while any remain"),
@@ -36,25 +33,25 @@ _ALL_TO_ALL = (
 _READ_BY = {"serving": _SERVING, "a2a": _ALL_TO_ALL}
 
 
-def sections(tables: Mapping[str, pa.Table]) -> list[Section]:
+def sections(view: View) -> list[Section]:
     """Definitions of what was measured, then versions, hardware and readings."""
-    measures = list(dict.fromkeys(t.measure for t in trials(tables)))
+    measures = list(dict.fromkeys(t.measure for t in view.trials))
     definitions = [
         text_table(measure, ("what", "how"), _READ_BY[measure])
         for measure in measures
         if measure in _READ_BY
     ]
-    ran: list[Table | str] = [*_facts(tables), *_telemetry(tables)]
+    ran: list[Table | str] = [*_facts(view), *_telemetry(view)]
     return [
         Section("How it was measured", tuple(definitions)),
         Section("What it ran on", tuple(ran)),
     ]
 
 
-def _facts(tables: Mapping[str, pa.Table]) -> list[Table | str]:
+def _facts(view: View) -> list[Table | str]:
     """Versions and hardware: each distinct value, with the arms that had it."""
     arms: dict[tuple[str, str, str], dict[str, None]] = {}
-    for trial in trials(tables):
+    for trial in view.trials:
         facts = {
             ("device", ""): trial.device,
             **_flat("versions", trial.versions_json),
@@ -62,7 +59,7 @@ def _facts(tables: Mapping[str, pa.Table]) -> list[Table | str]:
         }
         for (group, name), value in facts.items():
             arms.setdefault((group, name, str(value)), {})[trial.label] = None
-    everyone = {t.label for t in trials(tables)}
+    everyone = {t.label for t in view.trials}
     rows = [
         (*key, "all" if set(seen) == everyone else ", ".join(seen)) for key, seen in arms.items()
     ]
@@ -83,11 +80,11 @@ def _flat(group: str, text: str | None) -> dict[tuple[str, str], object]:
     }
 
 
-def _telemetry(tables: Mapping[str, pa.Table]) -> list[Table]:
+def _telemetry(view: View) -> list[Table]:
     """Least, median and greatest of each reading, over the whole sweep."""
-    if tables["telemetry"].num_rows == 0:
+    if view.tables["telemetry"].num_rows == 0:
         return []
-    rows = tables["telemetry"].group_by(["node", "source", "name"], use_threads=False)
+    rows = view.tables["telemetry"].group_by(["node", "source", "name"], use_threads=False)
     sums = rows.aggregate(
         [("value", "min"), ("value", "approximate_median"), ("value", "max"), ("value", "count")]
     )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-import pyarrow as pa
-
-from sweeps.results import Trial, by_trial, trials
+from sweeps.results import Trial
 from sweeps.tablefmt import Section, Table, text_table
+from sweeps.view import View
 
 _CLIENT = ("client_sent", "client_complete", "client_failed", "client_aborted")
 _ROUTER = ("forwarded", "complete", "failed", "aborted", "retried")
@@ -17,19 +16,13 @@ _ALL_ROLES = "all"
 _MOST_EVIDENCE = 12  # lines per arm; the rest stays in the Parquet table, and is counted
 
 
-def sections(tables: Mapping[str, pa.Table]) -> list[Section]:
+def sections(view: View) -> list[Section]:
     """The ledger and the transport, as far as the sweep recorded them."""
-    return [*_ledger(tables), *_transport(tables)]
+    return [*_ledger(view), *_transport(view)]
 
 
-def _rows(tables: Mapping[str, pa.Table], name: str) -> list[tuple[Trial, dict[str, Any]]]:
-    """Rows of a table with their trials, in the order of the trials."""
-    grouped = by_trial(tables[name], tables[name].schema.names[2:])
-    return [(t, row) for t in trials(tables) for row in grouped.get(t.trial_id, [])]
-
-
-def _ledger(tables: Mapping[str, pa.Table]) -> list[Section]:
-    rows = _rows(tables, "ledger")
+def _ledger(view: View) -> list[Section]:
+    rows = list(view.rows("ledger"))
     if not rows:
         return []
     endpoints: dict[tuple[str, str], list[dict[str, Any]]] = {}
@@ -78,25 +71,23 @@ def _disagreements(rows: Sequence[tuple[Trial, dict[str, Any]]]) -> list[Table]:
     return [text_table("Where the counts disagree", columns, body)] if body else []
 
 
-def _transport(tables: Mapping[str, pa.Table]) -> list[Section]:
+def _transport(view: View) -> list[Section]:
     states: dict[tuple[str, ...], int] = {}
-    for trial in trials(tables):
+    for trial in view.trials:
         asked, seen = trial.transport_asked or "", trial.transport_seen or ""
         key = (trial.label, asked, seen, trial.transport_status or "unproved")
         states[key] = states.get(key, 0) + 1
     columns = ("arm", "asked", "seen", "status", "trials")
     summary = text_table("", columns, [(*key, count) for key, count in states.items()])
-    return (
-        [Section("Transport", (summary, *_evidence(_rows(tables, "transport"))))] if states else []
-    )
+    return [Section("Transport", (summary, *_evidence(view)))]
 
 
-def _evidence(rows: Sequence[tuple[Trial, dict[str, Any]]]) -> list[Table | str]:
+def _evidence(view: View) -> list[Table | str]:
     """Distinct evidence of each arm: how many trials and ranks show it, and bytes where counted."""
     groups: dict[tuple[str, ...], list[tuple[Trial, dict[str, Any]]]] = {}
-    for trial, row in rows:
-        key = (trial.label, row["source"] or "", row["transport"] or "", row["evidence"] or "")
-        groups.setdefault(key, []).append((trial, row))
+    for trial, row in view.rows("transport"):
+        words = [row[name] or "" for name in ("source", "transport", "evidence")]
+        groups.setdefault((trial.label, *words), []).append((trial, row))
     shown: dict[str, list[tuple[object, ...]]] = {}
     for key, group in groups.items():
         shown.setdefault(key[0], []).append((*key, *_evidence_counts(group)))

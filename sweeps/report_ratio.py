@@ -18,7 +18,7 @@ def ratio_table(
 ) -> Section:
     """The first of `arms` over each other one; marked where the first is the better one.
 
-    `whole` says whether an outcome may be called better (not when some of its requests failed).
+    `whole` says whether an outcome may be judged (not when some of its requests failed).
     """
     tables = [_against(arms[0], other, metrics, rows, whole) for other in arms[1:]]
     repeats = {r.repeats for _, ratios in tables for r in ratios}
@@ -39,7 +39,8 @@ def _against(
             continue
         ratios = [_ratio(outcomes[first], outcomes[other], metric) for metric in metrics]
         found += [r for r in ratios if r is not None]
-        cells = [_cell(r, m, whole(outcomes[first])) for r, m in zip(ratios, metrics, strict=True)]
+        fair = whole(outcomes[first]) and whole(outcomes[other])
+        cells = [_cell(r, m, fair) for r, m in zip(ratios, metrics, strict=True)]
         body.append((Cell(label), *cells))
     headings = ("cell", *[metric.heading for metric in metrics])
     return Table(f"{first} / {other}", headings, tuple(body)), found

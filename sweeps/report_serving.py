@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-import pyarrow as pa
+from collections.abc import Sequence
 
 from sweeps.metrics import CellMetrics
 from sweeps.report_ratio import ratio_table
-from sweeps.results import Grid, Outcome, Trial, arrange, labels, serving_metrics, trials
+from sweeps.results import Outcome, labels
 from sweeps.tablefmt import Metric, Section, Table, Value, side_by_side
-
-ServingKey = tuple[str, int]
-ServingGrid = Grid[ServingKey, CellMetrics]
+from sweeps.view import ServingGrid, ServingKey, View
 
 LATENCY = (
     Metric("ttft_p50_ms", "TTFT p50 ms", lower_is_better=True),
@@ -38,28 +34,18 @@ _EQUAL_BATCH = (
 )
 
 
-def serving_key(trial: Trial) -> ServingKey:
-    """Where a serving trial stands in the tables: (shape, concurrency)."""
-    return trial.shape or trial.cell, trial.concurrency or 0
-
-
-def serving_grid(tables: Mapping[str, pa.Table]) -> ServingGrid:
-    """Serving trials by cell and arm."""
-    return arrange(trials(tables, "serving"), serving_key, serving_metrics(tables))
-
-
-def sections(tables: Mapping[str, pa.Table]) -> list[Section]:
+def sections(view: View) -> list[Section]:
     """The serving tables, or nothing when the sweep did not serve."""
-    grid = serving_grid(tables)
+    grid = view.serving
     if not grid:
         return []
-    arms = labels(trials(tables, "serving"))
+    arms = labels(view.of("serving"))
     shapes = list(dict.fromkeys(shape for shape, _ in grid))
     blocks: list[Table | str] = [_runs_sentence(grid)]
     for shape in shapes:
         blocks.append(_table(f"{shape} tokens", grid, shape, arms, LATENCY))
         blocks.append(_table(f"{shape} tokens, requests and more", grid, shape, arms, _MORE))
-    if len({(t.tp, t.dp) for t in trials(tables, "serving")}) > 1:
+    if len({(t.tp, t.dp) for t in view.of("serving")}) > 1:
         blocks.append(_EQUAL_BATCH)
     found = [Section("Serving", tuple(blocks))]
     if len(arms) > 1:
@@ -76,7 +62,9 @@ def sorted_cells(grid: ServingGrid) -> list[tuple[ServingKey, dict[str, Outcome[
 
 def _runs_sentence(grid: ServingGrid) -> str:
     repeats = {len(o.metrics) for outcomes in grid.values() for o in outcomes.values()} - {0}
-    marked = "Marked: the better value of a row; a cell with failed requests is never marked."
+    marked = (
+        "Marked: the better value of a row; an arm with failed requests there does not compete."
+    )
     if not repeats or max(repeats) == 1:
         return f"One run of each cell. {marked}"
     shown = f"{min(repeats)} to {max(repeats)}" if len(repeats) > 1 else f"{max(repeats)}"

@@ -9,7 +9,6 @@ from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 
-from sweeps.metrics import CellMetrics, cell_metrics
 from sweeps.stats import median
 
 M = TypeVar("M")
@@ -65,20 +64,6 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Request:
-    """One row of the `requests` table, as far as metrics read it."""
-
-    role: str
-    state: str
-    prompt_tokens: int | None
-    completion_tokens: int | None
-    sent_ns: int
-    end_ns: int
-    chunk_ns: list[int]
-    chunk_tokens: list[int]
-
-
-@dataclass(frozen=True)
 class Outcome(Generic[M]):
     """What one arm did in one cell.
 
@@ -108,11 +93,10 @@ class Outcome(Generic[M]):
 Grid = dict[Key, dict[str, Outcome[M]]]
 
 
-def trials(tables: Mapping[str, pa.Table], measure: str | None = None) -> list[Trial]:
+def trials(tables: Mapping[str, pa.Table]) -> list[Trial]:
     """The trials of a sweep in the order in which they started."""
     names = [f.name for f in fields(Trial)]
-    rows = tables["trials"].select(names).to_pylist()
-    found = [Trial(**row) for row in rows if measure in (None, row["measure"])]
+    found = [Trial(**row) for row in tables["trials"].select(names).to_pylist()]
     return sorted(found, key=lambda t: t.started_unix_ns or 0)
 
 
@@ -122,29 +106,6 @@ def by_trial(table: pa.Table, columns: Sequence[str]) -> dict[str, list[dict[str
     for row in table.select(["trial_id", *columns]).to_pylist():
         grouped.setdefault(row.pop("trial_id"), []).append(row)
     return grouped
-
-
-def serving_metrics(tables: Mapping[str, pa.Table]) -> dict[str, CellMetrics]:
-    """Metrics of every serving trial that has requests and a cell row, by trial id."""
-    wall = {trial_id: rows[0]["wall_ns"] for trial_id, rows in by_trial_cells(tables).items()}
-    requests = by_trial(tables["requests"], [f.name for f in fields(Request)])
-    concurrency = {t.trial_id: t.concurrency or 1 for t in trials(tables, "serving")}
-    return {
-        trial_id: cell_metrics(
-            [Request(**_without_nulls(row)) for row in rows], wall[trial_id], concurrency[trial_id]
-        )
-        for trial_id, rows in requests.items()
-        if trial_id in wall and trial_id in concurrency
-    }
-
-
-def by_trial_cells(tables: Mapping[str, pa.Table]) -> dict[str, list[dict[str, Any]]]:
-    """Rows of the `cells` table by trial."""
-    return by_trial(tables["cells"], tables["cells"].schema.names[2:])
-
-
-def _without_nulls(row: dict[str, Any]) -> dict[str, Any]:
-    return {**row, "chunk_ns": row["chunk_ns"] or [], "chunk_tokens": row["chunk_tokens"] or []}
 
 
 def arrange(

@@ -20,13 +20,18 @@ def quantise(rows: torch.Tensor, *, power_of_two: bool = False) -> Tokens:
     Returns:
         float8_e4m3fn rows and float32 scales `[T, H / 128]`; row = FP8 value x scale.
     """
-    blocks = rows.float().reshape(len(rows), -1, SCALE_BLOCK)
+    blocks = _blocks(rows.float())
     largest = blocks.abs().amax(dim=2)
     scales = torch.where(largest > 0, largest / FP8_MAX, 1.0)
     if power_of_two:
         scales = _next_power_of_two(scales)
     small = (blocks / scales.unsqueeze(2)).clamp(-FP8_MAX, FP8_MAX)
     return Tokens(small.flatten(1).to(torch.float8_e4m3fn), scales)
+
+
+def _blocks(rows: torch.Tensor) -> torch.Tensor:
+    # The block count is spelt out, since -1 is ambiguous for a rank that received no rows.
+    return rows.reshape(len(rows), rows.shape[1] // SCALE_BLOCK, SCALE_BLOCK)
 
 
 def _next_power_of_two(values: torch.Tensor) -> torch.Tensor:
@@ -40,5 +45,4 @@ def dequantise(tokens: Tokens) -> torch.Tensor:
     rows = tokens.rows.float()
     if tokens.scales is None:
         return rows
-    blocks = rows.reshape(len(rows), -1, SCALE_BLOCK) * tokens.scales.unsqueeze(2)
-    return blocks.flatten(1)
+    return (_blocks(rows) * tokens.scales.unsqueeze(2)).flatten(1)

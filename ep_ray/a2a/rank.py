@@ -17,7 +17,7 @@ from typing import Any
 import ray
 import torch
 import torch.distributed as dist
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from ep_ray.a2a.bench import Procedure, TrialResult, run_trial
 from ep_ray.address import service_ip

@@ -28,7 +28,7 @@ from serving.load.metrics import in_flight_max
 from serving.load.records import CellRecord, Request
 from serving.load.target import Target, request_bytes
 
-HEARTBEAT_S = 0.005
+HEARTBEAT_NS = 5_000_000
 _STOPPED = "stopped by the client"
 
 
@@ -120,13 +120,16 @@ class _ClosedLoop:
         self._stop = stop
         self._idle: dict[Target, list[Connection]] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._loop: asyncio.AbstractEventLoop
+        self._beats: asyncio.TimerHandle
 
     async def run(self, exchanges: list[Exchange]) -> None:
-        heartbeat = asyncio.create_task(self._heartbeat())
+        self._loop = asyncio.get_running_loop()
+        self._beat(monotonic_ns())
         for measured in (False, True):
             phase = [e for e in exchanges if (e.request.role == "measured") is measured]
             await self._run_phase(phase)
-        heartbeat.cancel()
+        self._beats.cancel()
         for connection in itertools.chain.from_iterable(self._idle.values()):
             connection.close()
 
@@ -194,14 +197,14 @@ class _ClosedLoop:
             self.replaced += 1
         return None
 
-    async def _heartbeat(self) -> None:
+    def _beat(self, due_ns: int) -> None:
         """Stamps how late the loop is every 5 ms, and looks for the stop event."""
-        while not self._stop.is_set():
-            due_ns = monotonic_ns() + int(HEARTBEAT_S * 1e9)
-            await asyncio.sleep(HEARTBEAT_S)
-            self.lags_ns.append(max(0, monotonic_ns() - due_ns))
-        for task in self._tasks:
-            task.cancel()
+        now_ns = monotonic_ns()
+        self.lags_ns.append(max(0, now_ns - due_ns))
+        if self._stop.is_set():
+            for task in self._tasks:
+                task.cancel()
+        self._beats = self._loop.call_later(HEARTBEAT_NS / 1e9, self._beat, now_ns + HEARTBEAT_NS)
 
 
 def _cell_record(

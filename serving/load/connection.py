@@ -7,7 +7,6 @@ bytes kept. What they say is read after the cell has ended (`decode.py`).
 from __future__ import annotations
 
 import asyncio
-import os
 import select
 import ssl
 from time import monotonic_ns
@@ -149,7 +148,7 @@ class Connection(asyncio.Protocol):
         if (exchange := self._exchange) is None:
             return
         how = "reset" if isinstance(exc, ConnectionResetError) else "closed"
-        when = "before the response ended" if exchange.response.begun else "before response"
+        when = "before the response ended" if exchange.stamps else "before response"
         self._finish(monotonic_ns(), f"connection {how} {when}")
 
     def _time_out(self, timeout_s: float) -> None:
@@ -190,4 +189,4 @@ def connect_reason(error: OSError) -> str:
         return "timeout while connecting"
     if isinstance(error, ConnectionRefusedError):
         return "connection refused"
-    return f"cannot connect: {os.strerror(error.errno) if error.errno else error}"
+    return f"cannot connect: {error.strerror or error}"

@@ -13,7 +13,7 @@ from functools import lru_cache
 _MAX_HEAD_BYTES = 65_536
 _MAX_LINE_BYTES = 8_192
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [^\r\n]*)?")
-_CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;.*)?", re.DOTALL)
+_CHUNK_SIZE = re.compile(rb"\r\n([0-9A-Fa-f]{1,15})[ \t]*(?:;.*)?", re.DOTALL)
 
 _HEAD, _LENGTH, _CHUNKS, _TRAILERS, _UNTIL_CLOSE, _DONE = range(6)
 
@@ -24,10 +24,10 @@ class HttpError(ValueError):
 
 @lru_cache(maxsize=4096)
 def _chunk_size(line: bytes) -> int:
-    """Size that a chunk-size line gives, in bytes. Cached: streams repeat a few sizes."""
+    """Size in bytes from a line end and a chunk-size line. Cached: streams repeat few sizes."""
     match = _CHUNK_SIZE.fullmatch(line)
     if match is None:
-        raise HttpError(f"malformed chunk size {line[:40]!r}: expected hexadecimal digits")
+        raise HttpError(f"malformed chunk size {line[:40]!r}: expected CRLF and hexadecimal digits")
     return int(match[1], 16)
 
 
@@ -44,7 +44,6 @@ class ResponseParser:
     """
 
     __slots__ = (
-        "_crlf_due",
         "_left",
         "_state",
         "_tail",
@@ -66,12 +65,6 @@ class ResponseParser:
         self._state = _HEAD
         self._tail = b""  # an incomplete line, kept until its end arrives
         self._left = 0  # bytes still to come of the current chunk or length
-        self._crlf_due = False  # the current chunk's data ended, its line end did not come yet
-
-    @property
-    def begun(self) -> bool:
-        """Whether any byte was received."""
-        return self._state != _HEAD or bool(self._tail)
 
     def feed(self, data: bytes) -> bool:
         """Takes what one read gave. True once the response has ended.
@@ -82,11 +75,11 @@ class ResponseParser:
         if self._tail:
             data = self._tail + data
             self._tail = b""
-        pos = 0
-        if self._state == _HEAD:
-            pos = self._feed_head(data)
+        pos = self._feed_head(data) if self._state == _HEAD else 0
         if self._state == _CHUNKS:
             pos = self._feed_chunks(data, pos)
+            if self._state == _CHUNKS:
+                return False
         elif self._state == _LENGTH:
             pos = self._take(data, pos)
             if not self._left:
@@ -124,37 +117,26 @@ class ResponseParser:
         return len(data)
 
     def _feed_chunks(self, data: bytes, pos: int) -> int:
-        # The hot path: one pass per chunk, no state written while whole chunks come.
+        """Takes chunks; each begins with the CRLF that ends the head or the chunk before."""
         if self._left:
             pos = self._take(data, pos)
-            self._crlf_due = not self._left
-        if self._left:
-            return pos
-        end, pieces = len(data), self.body
-        while True:
-            start = pos
-            if self._crlf_due:
-                if end - pos < 2:
-                    return self._keep(data, pos, _MAX_LINE_BYTES, "line")
-                if not data.startswith(b"\r\n", pos):
-                    raise HttpError(f"chunk does not end with CRLF: {data[pos : pos + 2]!r}")
-                start = pos + 2
-            eol = data.find(b"\r\n", start)
-            if eol < 0:
-                return self._keep(data, pos, _MAX_LINE_BYTES, "chunk-size line")
-            size = _chunk_size(data[start:eol])
-            pos = eol + 2
+            if self._left:
+                return pos
+        # The hot path: a few operations per chunk, and no state written while chunks are whole.
+        end, find, append = len(data), data.find, self.body.append
+        while (eol := find(b"\r\n", pos + 2)) >= 0:
+            size = _chunk_size(data[pos:eol])
+            start = eol + 2
             if not size:
                 self._state = _TRAILERS
-                return pos
-            stop = pos + size
-            if stop > end:
-                self._left, self._crlf_due = size, False
-                return self._take(data, pos)
-            pieces.append(data[pos:stop])
+                return start
+            pos = start + size
+            if pos > end:
+                self._left = size
+                return self._take(data, start)
+            append(data[start:pos])
             self.body_bytes += size
-            pos = stop
-            self._crlf_due = True
+        return self._keep(data, pos, _MAX_LINE_BYTES, "chunk-size line")
 
     def _feed_trailers(self, data: bytes, pos: int) -> int:
         # Trailer fields are framing to us: read up to the empty line and dropped.
@@ -173,7 +155,8 @@ class ResponseParser:
                 return self._keep(data, pos, _MAX_HEAD_BYTES, "response head")
             self._read_head(data[pos:end])
             pos = end + 4
-        return pos
+        # The head's last CRLF is left to the chunks: see `_feed_chunks`.
+        return pos - 2 if self._state == _CHUNKS else pos
 
     def _read_head(self, head: bytes) -> None:
         status_line, *lines = head.split(b"\r\n")

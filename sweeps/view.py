@@ -1,0 +1,103 @@
+"""A sweep as reports read it: its tables, and its trials in cells by arms, computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import pyarrow as pa
+
+from sweeps.a2a_metrics import A2aMetrics, a2a_metrics
+from sweeps.metrics import CellMetrics, cell_metrics
+from sweeps.results import Grid, Trial, arrange, by_trial, trials
+
+ServingKey = tuple[str, int]  # shape, concurrency
+ServingGrid = Grid[ServingKey, CellMetrics]
+A2aKey = tuple[str, int]  # everything else that distinguishes two cells, in words; EP size
+A2aGrid = Grid[A2aKey, A2aMetrics]
+
+
+@dataclass(frozen=True)
+class Request:
+    """One row of the `requests` table, as far as metrics read it."""
+
+    role: str
+    state: str
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    sent_ns: int
+    end_ns: int
+    chunk_ns: list[int]
+    chunk_tokens: list[int]
+
+
+@dataclass(frozen=True)
+class View:
+    """What a report is made from. `trials` are in the order in which they started."""
+
+    tables: Mapping[str, pa.Table]
+    trials: tuple[Trial, ...]
+    serving: ServingGrid
+    a2a: A2aGrid
+
+    def of(self, measure: str) -> list[Trial]:
+        """The trials that measured `a2a` or `serving`."""
+        return [trial for trial in self.trials if trial.measure == measure]
+
+    def rows(
+        self, table: str, columns: tuple[str, ...] = ()
+    ) -> Iterator[tuple[Trial, dict[str, Any]]]:
+        """Rows of a table with their trials, in the order of the trials; all columns by default."""
+        names = columns or tuple(self.tables[table].schema.names[2:])
+        grouped = by_trial(self.tables[table], names)
+        for trial in self.trials:
+            for row in grouped.get(trial.trial_id, []):
+                yield trial, row
+
+
+def view(tables: Mapping[str, pa.Table]) -> View:
+    """Arrange a sweep's tables (last attempts only, as `load` returns them)."""
+    found = trials(tables)
+    serving = [t for t in found if t.measure == "serving"]
+    a2a = [t for t in found if t.measure == "a2a"]
+    return View(
+        tables,
+        tuple(found),
+        arrange(serving, serving_key, _serving_metrics(tables, serving)),
+        arrange(a2a, a2a_key, a2a_metrics(tables)),
+    )
+
+
+def serving_key(trial: Trial) -> ServingKey:
+    """Where a serving trial stands in the tables."""
+    return trial.shape or trial.cell, trial.concurrency or 0
+
+
+def a2a_key(trial: Trial) -> A2aKey:
+    """Where an all-to-all trial stands in the tables."""
+    dtypes = f"{trial.dispatch_dtype}/{trial.combine_dtype}"
+    load = (
+        f"{trial.phase}, {trial.tokens} tokens, {trial.routing} routing, H {trial.hidden}, "
+        f"{trial.experts} experts, top-{trial.topk}, {dtypes}"
+    )
+    return load, trial.ep or 0
+
+
+def _serving_metrics(tables: Mapping[str, pa.Table], found: list[Trial]) -> dict[str, CellMetrics]:
+    """Metrics of every serving trial that has requests and a cell row, by trial id."""
+    cells = by_trial(tables["cells"], ["wall_ns"])
+    requests = by_trial(tables["requests"], [f.name for f in fields(Request)])
+    return {
+        trial.trial_id: cell_metrics(
+            [Request(**_without_nulls(row)) for row in requests[trial.trial_id]],
+            cells[trial.trial_id][0]["wall_ns"],
+            trial.concurrency or 1,
+        )
+        for trial in found
+        if trial.trial_id in cells and trial.trial_id in requests
+    }
+
+
+def _without_nulls(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "chunk_ns": row["chunk_ns"] or [], "chunk_tokens": row["chunk_tokens"] or []}

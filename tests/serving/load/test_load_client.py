@@ -1,0 +1,394 @@
+"""The load client against a real server on loopback that does what goes wrong in the field."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+import ssl
+import subprocess
+import threading
+from collections import Counter
+
+import pytest
+
+from serving.load.client import run_cell
+from serving.load.prompts import CallSpec, build_requests
+from serving.load.records import CellRecord, Request
+from serving.load.target import Target
+from tests.serving.load.conftest import (
+    DEADLINE_S,
+    STREAM_HEAD,
+    FakeServer,
+    chunk,
+    chunked,
+    event,
+    reset,
+    token,
+    tokens,
+)
+
+COUNT = 4
+GOOD = STREAM_HEAD + b"\r\n" + chunked(*tokens(COUNT), event("[DONE]"))
+
+
+def requests(measured: int, warmups: int = 0, ignore_eos: bool = True) -> list[Request]:
+    spec = CallSpec("m", "completions", 8, COUNT, vocab_size=1000, ignore_eos=ignore_eos)
+    return build_requests(spec, seed=0, trial_id="t", measured=measured, warmups=warmups)
+
+
+def run(
+    server: FakeServer, measured: int = 1, *, concurrency: int = 1, warmups: int = 0, **options
+) -> CellRecord:
+    target = Target.parse(server.url, "completions")
+    options.setdefault("request_timeout_s", DEADLINE_S)
+    return run_cell(target, requests(measured, warmups), concurrency, **options)
+
+
+def answer(data: bytes, *, then_close: bool = False):
+    async def behave(server, call, reader, writer):
+        if not then_close:
+            return data
+        writer.write(data)
+        await writer.drain()
+        writer.close()
+        return None
+
+    return behave
+
+
+def test_a_good_stream_is_complete_and_its_stamps_are_in_order(fake_server):
+    cell = run(fake_server(answer(GOOD)), measured=3)
+    for record in cell.requests:
+        assert (record.state, record.reason, record.http_status) == ("complete", "", 200)
+        assert (record.finish_reason, record.token_rule) == ("length", "continuous_usage")
+        assert (record.prompt_tokens, record.completion_tokens) == (7, COUNT)
+        assert record.chunk_tokens == (1,) * COUNT
+        times = [record.intended_ns, record.sent_ns, *record.chunk_ns, record.end_ns]
+        assert times == sorted(times)
+    assert cell.first_sent_ns == cell.requests[0].sent_ns
+    assert cell.wall_ns == cell.requests[-1].end_ns - cell.first_sent_ns
+
+
+def test_one_byte_at_a_time_changes_nothing(fake_server):
+    texts = ["é", "世界", "🙂", "\u2028"]
+    events = [
+        token(text, so_far=i + 1, finish="stop" if i == 3 else None) for i, text in enumerate(texts)
+    ]
+    data = STREAM_HEAD + b"\r\n" + chunked(*events, event("[DONE]"))
+
+    async def behave(server, call, reader, writer):
+        for i in range(len(data)):
+            writer.write(data[i : i + 1])
+            await asyncio.sleep(0)
+
+    (record,) = run(fake_server(behave)).requests
+    assert (record.state, record.reason) == ("complete", "")
+    assert record.chunk_tokens == (1, 1, 1, 1)
+
+
+def test_a_chunk_with_several_tokens_counts_them(fake_server):
+    events = [token(so_far=1), token(so_far=3), token(so_far=4, finish="length")]
+    data = STREAM_HEAD + b"\r\n" + chunked(*events, event("[DONE]"))
+    (record,) = run(fake_server(answer(data))).requests
+    assert (record.state, record.chunk_tokens) == ("complete", (1, 2, 1))
+
+
+BAD_STREAMS = {
+    "error event: ": chunked(tokens(COUNT)[0], event({"error": {"message": "died"}})),
+    "stream ended without [DONE]": chunked(*tokens(COUNT)),
+    "stream ended without a finish reason": chunked(*tokens(COUNT)[:3], event("[DONE]")),
+    "expected 4 tokens, got 2": chunked(*tokens(2), event("[DONE]")),
+    "malformed event: {oops": chunked(event("{oops"), event("[DONE]")),
+    "malformed response: malformed chunk size": b"zz\r\nwhat\r\n",
+}
+
+
+@pytest.mark.parametrize(("reason", "body"), BAD_STREAMS.items())
+def test_http_200_with_a_bad_stream_is_failed_with_its_reason(fake_server, reason, body):
+    (record,) = run(fake_server(answer(STREAM_HEAD + b"\r\n" + body))).requests
+    assert (record.state, record.http_status) == ("failed", 200)
+    assert record.reason.startswith(reason)
+
+
+@pytest.mark.parametrize("cut", [5, 40, len(GOOD) // 2, len(GOOD) - 1])
+def test_a_connection_closed_anywhere_in_the_response_is_failed(fake_server, cut):
+    (record,) = run(fake_server(answer(GOOD[:cut], then_close=True))).requests
+    assert record.state == "failed"
+    assert record.reason == "connection closed before the response ended"
+
+
+def test_a_stream_that_ends_with_its_connection_is_complete(fake_server):
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
+    data = head + b"".join(tokens(COUNT)) + event("[DONE]")
+    cell = run(fake_server(answer(data, then_close=True)), measured=2)
+    assert [record.state for record in cell.requests] == ["complete"] * 2
+
+
+def test_another_status_is_failed_with_the_body_quoted_and_the_connection_kept(fake_server):
+    body = b'{"error": "busy"}' + b" " * 300
+    head = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: %d\r\n\r\n" % len(body)
+    server = fake_server(answer(head + body))
+    for record in run(server, measured=2).requests:
+        assert (record.state, record.http_status) == ("failed", 503)
+        assert record.reason == f"HTTP 503: {body[:200].decode()}"
+    assert server.connections == 1
+
+
+def test_a_json_reply_is_no_stream(fake_server):
+    reply = b'HTTP/1.1 200 OK\r\ncontent-length: 15\r\n\r\n{"choices": []}'
+    (record,) = run(fake_server(answer(reply))).requests
+    assert record.reason == 'not an event stream of completions: {"choices": []}'
+
+
+@pytest.mark.parametrize("concurrency", [1, 3, 16])
+def test_exactly_c_requests_are_in_flight_while_requests_remain(fake_server, concurrency):
+    total = concurrency * 3 + 1
+    full = asyncio.Condition()
+
+    async def behave(server, call, reader, writer):
+        # Nobody is answered before as many are here as can be: a client that holds fewer
+        # requests in flight than asked never gets on.
+        async with full:
+            full.notify_all()
+            await full.wait_for(
+                lambda: server.in_flight == min(concurrency, total - server.answered)
+            )
+        return GOOD
+
+    server = fake_server(behave)
+    cell = run(server, measured=total, concurrency=concurrency, request_timeout_s=5)
+    assert Counter(record.state for record in cell.requests) == {"complete": total}
+    assert server.in_flight_max == concurrency == cell.in_flight_max
+    assert server.connections == concurrency
+
+
+def test_connections_are_kept_and_closed_ones_replaced(fake_server):
+    server = fake_server(answer(GOOD))
+    run(server, measured=12, concurrency=3, warmups=4)
+    assert server.connections == 3
+    closing = GOOD.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n", 1)
+    server = fake_server(answer(closing, then_close=True))
+    cell = run(server, measured=6, concurrency=2)
+    assert Counter(record.state for record in cell.requests) == {"complete": 6}
+    assert (server.connections, cell.replaced_connections) == (6, 0)
+
+
+@pytest.mark.parametrize("how", ["close", "reset"])
+def test_a_connection_closed_while_idle_is_replaced_before_sending(fake_server, how):
+    closed = threading.Event()
+
+    async def hang_up(server, call, reader, writer):
+        writer.write(GOOD)
+        await writer.drain()
+        # The client has the response once it has sent the next request, to the other server.
+        await asyncio.to_thread(other_called.wait, DEADLINE_S)
+        reset(writer) if how == "reset" else writer.close()
+        closed.set()
+
+    async def wait_for_it(server, call, reader, writer):
+        other_called.set()
+        await asyncio.to_thread(closed.wait, DEADLINE_S)
+        closed.clear()
+        other_called.clear()
+        return GOOD
+
+    other_called = threading.Event()
+    first, second = fake_server(hang_up), fake_server(wait_for_it)
+    targets = [Target.parse(server.url, "completions") for server in (first, second)]
+    cell = run_cell(targets, requests(4), 1, DEADLINE_S)
+    assert [record.reason for record in cell.requests] == [""] * 4
+    assert cell.replaced_connections in (
+        0,
+        1,
+    )  # 0 where the loop noticed before the kernel was asked
+    assert (first.connections, second.connections) == (2, 1)
+
+
+def test_a_reset_before_the_response_fails_the_request_which_is_never_sent_again(fake_server):
+    async def behave(server, call, reader, writer):
+        if len(server.calls) == 2:
+            reset(writer)
+            return None
+        return GOOD
+
+    server = fake_server(behave)
+    cell = run(server, measured=3)
+    assert [record.state for record in cell.requests] == ["complete", "failed", "complete"]
+    assert cell.requests[1].reason == "connection reset before response"
+    assert [call.request_id for call in server.calls] == ["t-0", "t-1", "t-2"]
+
+
+async def _stall(server, call, reader, writer):
+    """One token, then nothing until the client goes."""
+    writer.write(STREAM_HEAD + b"\r\n" + chunk(token(so_far=1)))
+    await reader.read()
+    call.client_left.set()
+    writer.close()
+
+
+def test_an_abort_closes_the_connection_at_once_and_leaves_others_alone(fake_server):
+    async def behave(server, call, reader, writer):
+        return await (_stall(server, call, reader, writer) if call.request_id == "t-1" else good())
+
+    async def good():
+        return GOOD
+
+    server = fake_server(behave)
+    cell = run(server, measured=4, concurrency=2, cancel_after={"t-1": 0.05})
+    states = {record.request_id: record.state for record in cell.requests}
+    assert states == {"t-0": "complete", "t-1": "aborted", "t-2": "complete", "t-3": "complete"}
+    (aborted,) = (record for record in cell.requests if record.state == "aborted")
+    assert aborted.reason == "aborted by the client after 0.05 s"
+    assert (aborted.completion_tokens, aborted.chunk_tokens) == (1, (1,))
+    (call,) = (call for call in server.calls if call.request_id == "t-1")
+    assert call.client_left.wait(DEADLINE_S)
+
+
+def test_a_request_past_its_deadline_is_failed_and_closed(fake_server):
+    server = fake_server(_stall)
+    (record,) = run(server, request_timeout_s=0.1).requests
+    assert (record.state, record.reason) == ("failed", "timeout after 0.1 s")
+    assert server.calls[0].client_left.wait(DEADLINE_S)
+
+
+def test_stop_aborts_what_is_in_flight_and_returns_what_there_is(fake_server):
+    stop = threading.Event()
+
+    async def behave(server, call, reader, writer):
+        if call.request_id == "t-0":
+            return GOOD
+        if server.in_flight == 2:
+            stop.set()
+        return await _stall(server, call, reader, writer)
+
+    server = fake_server(behave)
+    cell = run(server, measured=50, concurrency=2, stop=stop)
+    assert cell.stopped
+    states = Counter(record.state for record in cell.requests)
+    assert states == {"complete": 1, "aborted": 2}
+    assert {record.reason for record in cell.requests} == {"", "stopped by the client"}
+    assert all(call.client_left.wait(DEADLINE_S) for call in server.calls[1:])
+
+
+def test_a_stop_before_the_start_sends_nothing(fake_server):
+    stop = threading.Event()
+    stop.set()
+    server = fake_server(answer(GOOD))
+    cell = run(server, measured=2, stop=stop)
+    assert (cell.requests, cell.wall_ns, cell.stopped, server.calls) == ([], 0, True, [])
+
+
+def test_a_refused_connection_fails_every_request_without_sending_it():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound but not listening: connections are refused
+        target = Target("127.0.0.1", taken.getsockname()[1], "/v1/completions")
+        cell = run_cell(target, requests(3), 2, DEADLINE_S)
+    assert {(r.state, r.reason, r.sent_ns) for r in cell.requests} == {
+        ("failed", "connection refused", None)
+    }
+    assert (len(cell.requests), cell.wall_ns, cell.in_flight_max) == (3, 0, 0)
+
+
+def test_warmups_end_before_measured_requests_start_and_roles_are_sent(fake_server):
+    order = []
+
+    async def behave(server, call, reader, writer):
+        order.append((call.headers["x-ep-ray-role"], "start"))
+        await asyncio.sleep(0.01)
+        order.append((call.headers["x-ep-ray-role"], "end"))
+        return GOOD
+
+    server = fake_server(behave)
+    cell = run(server, measured=4, warmups=3, concurrency=2, extra_headers={"x-more": "1"})
+    assert [role for role, _ in order] == ["warmup"] * 6 + ["measured"] * 8
+    assert {record.request_id for record in cell.requests} == {c.request_id for c in server.calls}
+    assert all(call.headers["x-more"] == "1" for call in server.calls)
+    measured = [record for record in cell.requests if record.role == "measured"]
+    assert cell.first_sent_ns == min(record.sent_ns for record in measured)
+
+
+def test_the_endpoint_is_what_the_router_says(fake_server):
+    named = GOOD.replace(b"\r\n\r\n", b"\r\nX-EP-Ray-Endpoint: rank-3\r\n\r\n", 1)
+    cell = run(fake_server(answer(named)))
+    assert cell.requests[0].endpoint == "rank-3"
+    assert run(fake_server(answer(GOOD))).requests[0].endpoint is None
+
+
+def test_several_targets_take_turns_and_name_the_endpoint(fake_server):
+    servers = [fake_server(answer(GOOD)) for _ in range(3)]
+    targets = [
+        Target.parse(server.url, "completions", f"rank{i}") for i, server in enumerate(servers)
+    ]
+    cell = run_cell(targets, requests(7), 4, DEADLINE_S)
+    names = [record.endpoint for record in cell.requests]
+    assert names == ["rank0", "rank1", "rank2", "rank0", "rank1", "rank2", "rank0"]
+    assert [len(server.calls) for server in servers] == [3, 2, 2]
+
+
+def test_prompts_arrive_with_their_exact_length_and_their_own_first_token(fake_server):
+    server = fake_server(answer(GOOD))
+    run(server, measured=9, warmups=4, concurrency=3)
+    prompts = [call.body["prompt"] for call in server.calls]
+    assert {len(prompt) for prompt in prompts} == {8}
+    assert len({prompt[0] for prompt in prompts}) == 13
+    body = server.calls[0].body
+    assert (body["max_tokens"], body["min_tokens"], body["ignore_eos"]) == (4, 4, True)
+    assert body["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
+
+
+def test_a_cell_runs_in_any_thread_and_leaves_the_collector_as_it_was(fake_server):
+    cells = []
+    server = fake_server(answer(GOOD))
+    thread = threading.Thread(target=lambda: cells.append(run(server, measured=2)))
+    thread.start()
+    thread.join(DEADLINE_S)
+    assert [record.state for record in cells[0].requests] == ["complete"] * 2
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
+    assert cells[0].client_cpu_ns > 0
+
+
+def test_https(fake_server, tmp_path, monkeypatch):
+    pem = tmp_path / "server.pem"
+    command = "openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=localhost"
+    subprocess.run(
+        [*command.split(), "-addext", "subjectAltName=DNS:localhost", "-keyout", pem, "-out", pem],
+        check=True,
+        capture_output=True,
+        timeout=DEADLINE_S,
+    )
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(pem)
+    server = fake_server(answer(GOOD), context)
+    (untrusted,) = run(server).requests
+    assert untrusted.state == "failed"
+    assert "certificate" in untrusted.reason
+    monkeypatch.setenv("SSL_CERT_FILE", str(pem))
+    assert [record.reason for record in run(server, measured=3).requests] == [""] * 3
+
+
+@pytest.mark.parametrize(
+    ("url", "found"),
+    [
+        ("http://h:81", Target("h", 81, "/v1/chat/completions")),
+        ("http://h/v1/", Target("h", 80, "/v1/chat/completions")),
+        ("https://h/pre/v1", Target("h", 443, "/pre/v1/chat/completions", tls=True)),
+        ("http://[::1]:9", Target("::1", 9, "/v1/chat/completions")),
+    ],
+)
+def test_base_urls(url, found):
+    assert Target.parse(url, "chat") == found
+
+
+@pytest.mark.parametrize(("url", "api"), [("h:80", "chat"), ("ftp://h", "chat"), ("http://h", "x")])
+def test_what_cannot_be_called_is_refused(url, api):
+    with pytest.raises(ValueError, match="expected"):
+        Target.parse(url, api)
+
+
+def test_repeated_ids_and_empty_loops_are_refused():
+    target = Target("127.0.0.1", 9, "/")
+    for twice, concurrency in ((2, 1), (1, 0)):
+        with pytest.raises(ValueError, match="unique ids"):
+            run_cell(target, requests(1) * twice, concurrency, 1.0)
