@@ -1,54 +1,45 @@
-"""Runs the serving cells of one arm: engines, router and load client stay up between them."""
+"""An arm whose engines ep-ray starts: ranks, router and load client, up between cells."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
-from serving.load.actor import LoadClient
 from serving.router.actor import RouterActor
 
 from ep_ray.address import is_one_node, service_ip
 from ep_ray.config.schema import Config, DeviceKind, RouterPolicy
+from ep_ray.inventory import local_machine, versions
 from ep_ray.placement import find_slots, in_bundle, release, reserve
-from ep_ray.session import Session
-from ep_ray.transport import transport_env
+from ep_ray.transport import Evidence, evidence_in_log, transport_env
 from ep_ray.watchdog import TrialError, wait_all
 from serving.engine import Launch, Seat, plan_launches
-from serving.engine_http import Counters
 from serving.group import EngineGroup, GroupError, deploy
+from serving.load.prompts import CallSpec
 from serving.load.records import CellRecord, Request
 from serving.load.target import Target
 from serving.models import ResolvedModel
 from serving.ports import PortError, check_free, check_map, ephemeral_range, port_map
+from sweeps.driver import Driver
+from sweeps.host import Counts
+from sweeps.outcome import what_ran
 from sweeps.plan import ServingTrial
 
-_POLL_S = 1.0
 _COUNTERS_S = 30.0
 _CALL_S = 30.0
-
-
-@dataclass(frozen=True)
-class Served:
-    """What a cell left behind at client, router and engines."""
-
-    record: CellRecord
-    router: Mapping[str, Any] | None
-    engines: dict[str, Counters] | None
+_DRAIN_S = 1.0
 
 
 class ArmHost:
-    """One deployed arm.
+    """One deployed arm; implements `sweeps.host.Host`.
 
     Args:
         config: The experiment.
         trial: Any trial of the arm.
         model: The model that its engines serve.
-        session: Where it runs.
         device: `cpu` or `cuda`.
         folder: The sweep's folder; logs go to `logs/` in it.
     """
@@ -58,7 +49,6 @@ class ArmHost:
         config: Config,
         trial: ServingTrial,
         model: ResolvedModel,
-        session: Session,
         device: DeviceKind,
         folder: Path,
     ) -> None:
@@ -66,28 +56,22 @@ class ArmHost:
         self._arm = trial.layout
         self._trial = trial
         self._model = model
-        self._session = session
         self._device = device
         self._logs = folder / "logs"
         self._placement: Any = None
         self._group: EngineGroup | None = None
         self._router: Any = None
-        self._client: Any = None
+        self._driver: Driver | None = None
         self._url = ""
-        self.calibrated = False
 
-    @property
     def endpoints(self) -> list[str]:
         """Names of the ranks, in rank order."""
-        assert self._group is not None
-        return [endpoint.name for endpoint in self._group.endpoints]
+        return [endpoint.name for endpoint in self._up.endpoints]
 
     @property
-    def log_paths(self) -> list[Path]:
-        """Each rank's log, where this machine has it."""
-        assert self._group is not None
-        names = [launch.name.replace(":", "-") for launch in self._group.launches]
-        return [self._logs / f"{name}.log" for name in names]
+    def _up(self) -> EngineGroup:
+        assert self._group is not None, "the arm is not up"
+        return self._group
 
     def start(self) -> None:
         """Brings the arm up.
@@ -97,12 +81,10 @@ class ArmHost:
         """
         try:
             self._deploy()
-            assert self._group is not None
-            self._url = self._group.endpoints[0].url
+            self._url = self._up.endpoints[0].url
             if self._trial.router is not RouterPolicy.none:
                 self._start_router()
-            self._client = LoadClient.options(name=f"client:{self._arm.name}", num_cpus=0).remote()
-            wait_all([self._client.ping.remote()], _CALL_S, "start of the load client")
+            self._driver = Driver(self._arm.name)
         except BaseException as error:
             left = self.close()
             if isinstance(error, GroupError | PortError | ValueError):
@@ -143,84 +125,104 @@ class ArmHost:
     def _check_ports(self, node_ips: Sequence[str]) -> None:
         router = self._config.router
         routed = self._trial.router is not RouterPolicy.none
-        claims = port_map(self._arm, node_ips, self._here if routed else None, router.port)
+        here = service_ip()
+        claims = port_map(self._arm, node_ips, here if routed else None, router.port)
         check_map(claims, ephemeral_range())
-        check_free([claim for claim in claims if claim.node_ip == self._here])
-
-    @property
-    def _here(self) -> str:
-        return service_ip()
+        check_free([claim for claim in claims if claim.node_ip == here])
 
     def _start_router(self) -> None:
-        assert self._group is not None
         router = self._config.router
         self._router = RouterActor.options(name=f"router:{self._arm.name}", num_cpus=0).remote(
             f"router:{self._arm.name}", router.host, router.port
         )
         self._url = wait_all([self._router.start.remote()], _CALL_S, "start of the router")[0]
-        endpoints = [(endpoint.name, endpoint.url) for endpoint in self._group.endpoints]
+        endpoints = [(endpoint.name, endpoint.url) for endpoint in self._up.endpoints]
         wait_all([self._router.set_endpoints.remote(endpoints)], _CALL_S, "the router's endpoints")
 
-    def serve(self, requests: Sequence[Request], concurrency: int) -> Served:
-        """Sends one cell's requests and waits, as long as all ranks live.
+    def call(self, trial: ServingTrial) -> CallSpec:
+        """Token-id prompts of exact length, from the model's own vocabulary."""
+        load = self._config.load
+        return CallSpec(
+            model=self._model.name,
+            api=load.api.name,
+            prompt_tokens=trial.prompt_tokens,
+            completion_tokens=trial.completion_tokens,
+            vocab_size=self._model.vocab_size,
+            temperature=load.temperature,
+            ignore_eos=load.ignore_eos,
+        )
+
+    def send(self, requests: Sequence[Request], concurrency: int) -> CellRecord:
+        """Sends a cell's load.
 
         Raises:
             TrialError: A rank, the router or the client died, or the deadline passed.
         """
-        assert self._group is not None
-        target = Target.parse(self._url, self._config.load.api.name)
-        run = self._client.run.remote(
-            [target], requests, concurrency, self._config.load.request_timeout_s
+        assert self._driver is not None
+        load = self._config.load
+        return self._driver.send(
+            [Target.parse(self._url, load.api.name)],
+            requests,
+            concurrency,
+            load.request_timeout_s,
+            self._config.deadlines.trial_s,
+            self._check_alive,
         )
-        self._watch(run)
-        record: CellRecord = wait_all([run], _CALL_S, "the load client")[0]
-        return Served(record, self.router_counts(), self.engine_counts())
 
-    def _watch(self, run: Any) -> None:
-        assert self._group is not None
-        waited = 0.0
-        while not ray.wait([run], timeout=_POLL_S)[0]:
-            waited += _POLL_S
-            try:
-                self._group.check_alive()
-            except GroupError as error:
-                self._client.stop.remote()
-                raise TrialError("crash", str(error)) from error
-            if waited > self._config.deadlines.trial_s:
-                self._client.stop.remote()
-                raise TrialError("timeout", f"cell not done within {waited:.0f} s")
-
-    def router_counts(self) -> Mapping[str, Any] | None:
-        """The router's running counters, or None without a router."""
-        if self._router is None:
-            return None
-        counts: Mapping[str, Any] = wait_all(
-            [self._router.counters.remote()], _CALL_S, "the router's counters"
-        )[0]
-        return counts
-
-    def engine_counts(self) -> dict[str, Counters] | None:
-        """The engines' settled counters."""
-        assert self._group is not None
+    def _check_alive(self) -> None:
         try:
-            return self._group.counters(_COUNTERS_S)
+            self._up.check_alive()
+        except GroupError as error:
+            raise TrialError("crash", str(error)) from error
+        self._router_counts()
+
+    def counts(self) -> Counts:
+        """The router's running counters and the engines' settled ones."""
+        try:
+            engines = self._up.counters(_COUNTERS_S)
         except GroupError as error:
             raise TrialError("crash", f"engine counters: {error}") from error
+        return Counts(self._router_counts(), engines)
 
-    def facts(self) -> dict[str, Any]:
-        """Per rank: version, effective environment and command line of the real server."""
-        assert self._group is not None
-        return {fact.name: fact for fact in self._group.facts()}
+    def _router_counts(self) -> Mapping[str, Any] | None:
+        if self._router is None:
+            return None
+        refs = [self._router.counters.remote()]
+        found: Mapping[str, Any] = wait_all(refs, _CALL_S, "the router's counters")[0]
+        return found
+
+    def evidence(self) -> list[Evidence]:
+        """NCCL's statements in the ranks' logs, where this machine has them."""
+        found: list[Evidence] = []
+        for rank, launch in enumerate(self._up.launches):
+            path = self._logs / f"{launch.name.replace(':', '-')}.log"
+            if path.is_file():
+                lines = path.read_text(errors="replace").splitlines()
+                found += evidence_in_log(rank, lines)
+        return found
+
+    def what_ran(self) -> dict[str, Any]:
+        """Versions, hardware, and the real environment of each rank's server."""
+        facts = {fact.name: fact for fact in self._up.facts()}
+        machine = local_machine()
+        on_gpu = self._device is DeviceKind.cuda and machine.gpus
+        return what_ran(
+            versions()
+            | {"vllm": next(iter(facts.values())).vllm_version, "model": self._model.revision},
+            {"machines": {machine.hostname: machine.as_dict()}},
+            {name: fact.environment for name, fact in facts.items()},
+            machine.gpus[0].name if on_gpu else machine.cpu,
+        )
 
     def close(self) -> list[str]:
         """Ends everything of the arm. Returns what is left, in words."""
-        grace_s = self._config.deadlines.teardown_s
-        if self._client is not None:
-            ray.kill(self._client)
+        if self._driver is not None:
+            self._driver.close()
         if self._router is not None:
-            ray.wait([self._router.stop.remote(1.0)], timeout=_CALL_S)
+            ray.wait([self._router.stop.remote(_DRAIN_S)], timeout=_CALL_S)
             ray.kill(self._router)
+        grace_s = self._config.deadlines.teardown_s
         left = self._group.stop(grace_s) if self._group is not None else []
         release(self._placement)
-        self._client = self._router = self._group = self._placement = None
+        self._driver = self._router = self._group = self._placement = None
         return left

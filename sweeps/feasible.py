@@ -5,12 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from importlib import metadata, util
+from pathlib import Path
 
 from ep_ray.backends import registry
+from ep_ray.config.check import arms_of
 from ep_ray.config.errors import ConfigError
-from ep_ray.config.schema import ArmKind, Config, DeviceKind, TransportKind
+from ep_ray.config.schema import Arm, ArmKind, Config, DeviceKind, TransportKind
 from ep_ray.inventory import Machine
+from serving.attached import AttachError, attach
+from serving.models import ModelError, resolve
 from sweeps.plan import A2aTrial, ServingTrial, Trial
+
+MODEL_CACHE = Path("~/.cache/ep_ray/models").expanduser()
 
 
 def resolve_device(config: Config, machines: Sequence[Machine]) -> DeviceKind:
@@ -103,6 +109,21 @@ def _software(config: Config, trials: Sequence[Trial], device: DeviceKind) -> It
     )
     if starts_engines:
         yield from _vllm(device)
+        try:
+            resolve(config.model, MODEL_CACHE)
+        except ModelError as error:
+            yield str(error)
+    for arm in arms_of(config):
+        if arm.kind is ArmKind.attached and any(isinstance(t, ServingTrial) for t in trials):
+            yield from _attached(config, arm)
+
+
+def _attached(config: Config, arm: Arm) -> Iterator[str]:
+    known_vocabulary = config.model.vocab_size is not None
+    try:
+        attach(arm.url or "", config.load.api.name, config.model.name, known_vocabulary)
+    except AttachError as error:
+        yield str(error)
 
 
 def _vllm(device: DeviceKind) -> Iterator[str]:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from ep_ray.config.schema import ArmKind, Config, DeviceKind
-from ep_ray.session import Session
 from ep_ray.watchdog import TrialError
+from serving.models import resolve
 from sweeps.a2a_host import A2aHost
+from sweeps.arm_host import ArmHost
+from sweeps.attached_host import AttachedHost
+from sweeps.block import Block
+from sweeps.feasible import MODEL_CACHE
+from sweeps.host import Host
 from sweeps.outcome import Outcome, trial_row
 from sweeps.plan import A2aTrial, ServingTrial, Trial
 from sweeps.progress import Progress
@@ -19,12 +25,9 @@ from sweeps.store import Store
 class Runner:
     """Runs the trials of one experiment; a context manager that leaves nothing behind."""
 
-    def __init__(
-        self, config: Config, device: DeviceKind, session: Session, store: Store, total: int
-    ) -> None:
+    def __init__(self, config: Config, device: DeviceKind, store: Store, total: int) -> None:
         self._config = config
         self._device = device
-        self._session = session
         self._store = store
         self._progress = Progress(config.name, total)
 
@@ -50,11 +53,13 @@ class Runner:
             most = max(t.ep for t in trials if isinstance(t, A2aTrial))
             return A2aHost(self._config, self._device, most, self._store.sweep_id)
         assert isinstance(first, ServingTrial)
-        from sweeps.block import AttachedBlock, EngineBlock  # an all-to-all sweep needs no router
+        return Block(self._config, partial(self._serving_host, first))
 
+    def _serving_host(self, first: ServingTrial) -> Host:
         if first.layout.kind is ArmKind.attached:
-            return AttachedBlock(self._config, first)
-        return EngineBlock(self._config, first, self._session, self._device, self._store.folder)
+            return AttachedHost(self._config, first)
+        model = resolve(self._config.model, MODEL_CACHE)
+        return ArmHost(self._config, first, model, self._device, self._store.folder)
 
     def _record(self, trial: Trial, host: Any) -> None:
         started_ns = time.time_ns()

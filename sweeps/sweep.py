@@ -83,7 +83,7 @@ class Sweep:
             return
         self._session.start()
         self._announce(config, len(todo), len(trials))
-        with Runner(config, device, self._session, self._store, len(todo)) as runner:
+        with Runner(config, device, self._store, len(todo)) as runner:
             for _, block in groupby(todo, key=_block):
                 runner.run_block(list(block))
 

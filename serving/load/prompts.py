@@ -34,9 +34,10 @@ class CallSpec:
     Attributes:
         model: Name that the server knows.
         api: `completions` or `chat`.
-        prompt_tokens: Length of the prompt; for chat, words of the message.
+        prompt_tokens: Length of the prompt; words where the prompt is text.
         completion_tokens: Length of the completion.
-        vocab_size: Ids of the model's vocabulary; used by `completions` only.
+        vocab_size: Ids of the model's vocabulary, for exact token-id prompts to `completions`;
+            None sends text, whose length in tokens only the server's usage tells.
         excluded_ids: Ranges of ids never drawn; None takes `default_exclusion`.
         temperature: Sampling temperature.
         ignore_eos: Whether exactly `completion_tokens` are generated.
@@ -79,11 +80,13 @@ def build_requests(
             f"prompt of {spec.prompt_tokens} and completion of {spec.completion_tokens} tokens: "
             "expected at least 1 each"
         )
-    if spec.api == "completions":
+    if spec.api == "completions" and spec.vocab_size is None:
+        bodies: list[dict[str, Any]] = [{"prompt": _text(spec, key)} for key in keys]
+    elif spec.api == "completions":
         prompts = _token_prompts(spec, f"{seed}/{trial_id}", keys)
-        bodies: list[dict[str, Any]] = [{"prompt": prompt} for prompt in prompts]
+        bodies = [{"prompt": prompt} for prompt in prompts]
     elif spec.api == "chat":
-        bodies = [{"messages": [{"role": "user", "content": _chat_text(spec, k)}]} for k in keys]
+        bodies = [{"messages": [{"role": "user", "content": _text(spec, k)}]} for k in keys]
     else:
         raise ValueError(f"api {spec.api!r}: expected completions or chat")
     common = _common_fields(spec)
@@ -145,8 +148,7 @@ def _token_prompts(spec: CallSpec, trial_key: str, keys: list[str]) -> list[list
 
 
 def _usable_ids(spec: CallSpec) -> npt.NDArray[np.int64]:
-    if not spec.vocab_size:
-        raise ValueError("token-id prompts need the vocabulary's size: set `vocab_size`")
+    assert spec.vocab_size is not None
     excluded = spec.excluded_ids
     if excluded is None:
         excluded = default_exclusion(spec.vocab_size)
@@ -154,7 +156,7 @@ def _usable_ids(spec: CallSpec) -> npt.NDArray[np.int64]:
     return np.setdiff1d(np.arange(spec.vocab_size), banned)
 
 
-def _chat_text(spec: CallSpec, key: str) -> str:
+def _text(spec: CallSpec, key: str) -> str:
     """A marker that no other request has, then random common words."""
     words = _rng(key).choice(_WORDS, max(0, spec.prompt_tokens - 1))
     return " ".join([_digest(key).hex()[:16], *words])

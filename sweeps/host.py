@@ -1,0 +1,49 @@
+"""What a block of serving cells needs of the arm that it measures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ep_ray.transport import Evidence
+from serving.engine_http import Counters
+from serving.load.prompts import CallSpec
+from serving.load.records import CellRecord, Request
+from sweeps.plan import ServingTrial
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Running counters of router and engines; None where there are none to read."""
+
+    router: Mapping[str, Any] | None
+    engines: Mapping[str, Counters] | None
+
+
+class Host(Protocol):
+    """An arm that is up, or can be brought up."""
+
+    def start(self) -> None:
+        """Brings the arm up; raises `TrialError` and leaves nothing if it does not come."""
+
+    def endpoints(self) -> list[str]:
+        """Names of the ranks, in rank order, as the ledger calls them."""
+
+    def call(self, trial: ServingTrial) -> CallSpec:
+        """What every request of a cell asks for."""
+
+    def send(self, requests: Sequence[Request], concurrency: int) -> CellRecord:
+        """Sends a cell's load; raises `TrialError` if the arm dies or a deadline passes."""
+
+    def counts(self) -> Counts:
+        """Counters of router and engines, settled."""
+
+    def evidence(self) -> list[Evidence]:
+        """What shows which transport carried the experts' traffic."""
+
+    def what_ran(self) -> dict[str, Any]:
+        """Columns of `trials` about versions, hardware and environment."""
+
+    def close(self) -> list[str]:
+        """Ends the arm; returns what is left, in words."""
