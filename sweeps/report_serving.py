@@ -62,7 +62,7 @@ def sorted_cells(grid: ServingGrid) -> list[tuple[ServingKey, dict[str, Outcome[
 
 def _runs_sentence(grid: ServingGrid) -> str:
     repeats = {len(o.metrics) for outcomes in grid.values() for o in outcomes.values()} - {0}
-    marked = "Marked: the better value of a row; an arm with failed requests there does not compete."
+    marked = "Marked: the better value of a row; an arm with failed requests does not compete."
     if not repeats or max(repeats) == 1:
         return f"One run of each cell. {marked}"
     shown = f"{min(repeats)} to {max(repeats)}" if len(repeats) > 1 else f"{max(repeats)}"
