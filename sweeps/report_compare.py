@@ -28,7 +28,7 @@ _METRICS = (
     ("ttft_p95_ms", "ttft_p95_ms", "TTFT p95 ms"),
     ("tpot_p50_ms", "tpot_p50_ms", "TPOT p50 ms"),
     ("chunk_gap_p99_ms", "itl_p99_ms", "ITL p99 ms"),
-    ("output_tok_per_s", "output_tok_per_s", "tok/s"),
+    ("output_tokens_per_s", "output_tok_per_s", "tok/s"),
     ("requests_per_s", "requests_per_s", "requests/s"),
 )
 _SIDES = ("here", "published", "here / published")
