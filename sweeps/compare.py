@@ -72,19 +72,24 @@ def unmatched_arms(matches: Sequence[ArmMatch]) -> list[str]:
 
 
 def same_all_to_all(row: AllToAllRow, trial: Trial) -> bool:
-    """Whether a trial measures what a published all-to-all row did, as far as the row says."""
+    """Whether a trial measures what a published all-to-all row did, as far as the row says.
+
+    The published rows do not state their routing; only uniform routing is held against them.
+    """
+    if trial.routing != "uniform" or trial.transport_status == "contradicted":
+        return False
     return (row.workload, row.tokens, row.ep_size, row.backend, row.transport) == (
         trial.phase,
         trial.tokens,
         trial.ep,
         trial.backend,
         _FABRICS.get(trial.transport_asked or ""),
-    ) and trial.transport_status != "contradicted"
+    )
 
 
-def words(keys: Sequence[tuple[str, int]]) -> str:
+def words(keys: Sequence[tuple[str, int]], prefix: str = "c") -> str:
     """`1024/256 c1 c4; 4096/128 c1`, or `none`."""
     shapes: dict[str, list[str]] = {}
-    for shape, concurrency in keys:
-        shapes.setdefault(shape, []).append(f"c{concurrency}")
+    for shape, number in keys:
+        shapes.setdefault(shape, []).append(f"{prefix}{number}")
     return "; ".join(f"{shape} {' '.join(cs)}" for shape, cs in shapes.items()) or "none"

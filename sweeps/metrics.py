@@ -29,7 +29,7 @@ class Request(Protocol):
     @property
     def completion_tokens(self) -> int | None: ...
     @property
-    def sent_ns(self) -> int: ...
+    def sent_ns(self) -> int | None: ...
     @property
     def end_ns(self) -> int: ...
     @property
@@ -46,10 +46,8 @@ class CellMetrics:
     published tables call ITL p99; `itl_*` spreads each gap over the tokens of its chunk.
     """
 
-    requests_ok: int
-    requests_total: int
-    prompt_tokens_min: int | None
-    prompt_tokens_max: int | None
+    ok: int
+    total: int
     ttft_p50_ms: float | None
     ttft_p95_ms: float | None
     ttft_p99_ms: float | None
@@ -58,9 +56,11 @@ class CellMetrics:
     itl_p50_ms: float | None
     itl_p99_ms: float | None
     e2e_p50_ms: float | None
-    output_tok_per_s: float | None
-    steady_tok_per_s: float | None
+    output_tokens_per_s: float | None
+    steady_tokens_per_s: float | None
     requests_per_s: float | None
+    prompt_tokens_min: int | None
+    prompt_tokens_max: int | None
 
 
 def cell_metrics(records: Sequence[Request], wall_ns: int, concurrency: int) -> CellMetrics:
@@ -72,17 +72,16 @@ def cell_metrics(records: Sequence[Request], wall_ns: int, concurrency: int) -> 
         concurrency: Requests in flight that the cell asked for.
     """
     measured = [r for r in records if r.role == "measured"]
-    done = [r for r in measured if r.state == "complete" and len(r.chunk_ns)]
-    ttft = [(r.chunk_ns[0] - r.sent_ns) * _MS for r in done]
+    done = [r for r in measured if r.state == "complete"]
+    ttft = [_since_sent(r, r.chunk_ns[0]) for r in done if r.chunk_ns]
+    e2e = [_since_sent(r, r.end_ns) for r in done]
     gaps, itl = _gaps_ms(done)
     prompts = [r.prompt_tokens for r in done if r.prompt_tokens is not None]
     tokens = sum(r.completion_tokens or 0 for r in done)
     wall_s = wall_ns / _SECOND
     return CellMetrics(
-        requests_ok=len(done),
-        requests_total=len(measured),
-        prompt_tokens_min=min(prompts, default=None),
-        prompt_tokens_max=max(prompts, default=None),
+        ok=len(done),
+        total=len(measured),
         ttft_p50_ms=percentile(ttft, 50),
         ttft_p95_ms=percentile(ttft, 95),
         ttft_p99_ms=percentile(ttft, 99),
@@ -90,14 +89,29 @@ def cell_metrics(records: Sequence[Request], wall_ns: int, concurrency: int) -> 
         chunk_gap_p99_ms=percentile(gaps, 99),
         itl_p50_ms=percentile(itl, 50),
         itl_p99_ms=percentile(itl, 99),
-        e2e_p50_ms=percentile([(r.end_ns - r.sent_ns) * _MS for r in done], 50),
-        output_tok_per_s=tokens / wall_s if wall_ns > 0 and done else None,
-        steady_tok_per_s=_steady_tok_per_s(measured, concurrency),
-        requests_per_s=len(done) / wall_s if wall_ns > 0 and done else None,
+        e2e_p50_ms=percentile(e2e, 50),
+        output_tokens_per_s=tokens / wall_s if wall_ns > 0 else None,
+        steady_tokens_per_s=_steady_tokens_per_s(measured, concurrency),
+        requests_per_s=len(done) / wall_s if wall_ns > 0 else None,
+        prompt_tokens_min=min(prompts, default=None),
+        prompt_tokens_max=max(prompts, default=None),
     )
 
 
+def _since_sent(request: Request, at_ns: int) -> float:
+    """Milliseconds from t0 of a complete request.
+
+    Raises:
+        ValueError: The record says complete, but also that nothing was ever sent.
+    """
+    if request.sent_ns is None:
+        raise ValueError("a complete request has no sent_ns: the requests table is inconsistent")
+    return (at_ns - request.sent_ns) * _MS
+
+
 def _tpot_ms(request: Request) -> float | None:
+    if not request.chunk_ns:
+        return None
     later = (request.completion_tokens or 0) - request.chunk_tokens[0]
     if later <= 0:
         return None
@@ -112,18 +126,18 @@ def _gaps_ms(requests: Sequence[Request]) -> tuple[list[float], list[float]]:
         gap = np.diff(np.asarray(request.chunk_ns, dtype=np.int64)) * _MS
         count = np.asarray(request.chunk_tokens[1:], dtype=np.int64)
         gaps.extend(gap.tolist())
-        itl.extend(np.repeat(gap / count, count).tolist())
+        itl.extend(np.repeat(gap / np.maximum(count, 1), count).tolist())
     return gaps, itl
 
 
-def _steady_tok_per_s(measured: Sequence[Request], concurrency: int) -> float | None:
+def _steady_tokens_per_s(measured: Sequence[Request], concurrency: int) -> float | None:
     """Token rate between the c-th completion and the last request sent; None without such time."""
-    ends = sorted(r.end_ns for r in measured if r.state == "complete")
-    if len(ends) < concurrency:
+    done = [r for r in measured if r.state == "complete"]
+    ends = sorted(r.end_ns for r in done)
+    sent = [r.sent_ns for r in measured if r.sent_ns is not None]
+    if len(ends) < concurrency or max(sent) <= ends[concurrency - 1]:
         return None
-    start, stop = ends[concurrency - 1], max(r.sent_ns for r in measured)
-    if stop <= start:
-        return None
-    chunks = [c for r in measured for c in zip(r.chunk_ns, r.chunk_tokens, strict=True)]
+    start, stop = ends[concurrency - 1], max(sent)
+    chunks = [c for r in done for c in zip(r.chunk_ns, r.chunk_tokens, strict=True)]
     tokens = sum(n for at, n in chunks if start < at <= stop)
     return tokens / ((stop - start) / _SECOND)

@@ -41,12 +41,20 @@ def sections(view: View) -> list[Section]:
         blocks += [_headlines(load, cells, arms), _times(load, cells), _facts(load, cells)]
     found = [Section("All-to-all", tuple(blocks))]
     if len(arms) > 1:
-        rows = {f"{load}, EP{ep}": outcomes for (load, ep), outcomes in sorted(grid.items())}
+        short = {key: _short(outcomes) for key, outcomes in sorted(grid.items())}
+        unique = len(set(short.values())) == len(short)
+        rows = {short[k] if unique else f"{k[0]}, EP{k[1]}": grid[k] for k in short}
         found.append(ratio_table("All-to-all ratios", arms, HEADLINES, rows))
     return found
 
 
 Cells = Sequence[tuple[int, dict[str, Outcome[A2aMetrics]]]]
+
+
+def _short(outcomes: dict[str, Outcome[A2aMetrics]]) -> str:
+    """What usually tells two cells apart."""
+    trial = next(iter(outcomes.values())).trials[0]
+    return f"{trial.phase}, {trial.routing}, EP{trial.ep}"
 
 
 def _headlines(load: str, cells: Cells, arms: Sequence[str]) -> Table:

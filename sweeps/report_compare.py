@@ -28,7 +28,7 @@ _METRICS = (
     ("ttft_p95_ms", "ttft_p95_ms", "TTFT p95 ms"),
     ("tpot_p50_ms", "tpot_p50_ms", "TPOT p50 ms"),
     ("chunk_gap_p99_ms", "itl_p99_ms", "ITL p99 ms"),
-    ("output_tok_per_s", "output_tok_per_s", "tok/s"),
+    ("output_tokens_per_s", "output_tok_per_s", "tok/s"),
     ("requests_per_s", "requests_per_s", "requests/s"),
 )
 _SIDES = ("here", "published", "here / published")
@@ -98,18 +98,21 @@ def pplx_garden(view: View) -> Section:
     """All-to-all cells beside the published medians, with our p50 pooled over ranks."""
     title = "Beside the published all-to-all run (pplx_garden)"
     rows: list[tuple[object, ...]] = []
-    alone: list[str] = []
-    for (load, ep), arms in view.a2a.items():
+    alone: list[tuple[str, int]] = []
+    for (_, ep), arms in view.a2a.items():
         for label, outcome in arms.items():
             matched = _all_to_all_rows(outcome)
             rows += matched
-            alone += [] if matched or outcome.status else [f"{label} EP{ep} ({load})"]
+            if not matched and not outcome.status:
+                trial = outcome.trials[0]
+                alone.append((f"{label} {trial.phase} {trial.routing}", ep))
     columns = ("workload", "op", "EP", "backend", "fabric", "provenance", *_SIDES)
     table = text_table("p50 pooled over ranks and iterations, µs", columns, rows)
     published = sum(row.status == "ok" for row in data.pplx_garden())
     sentence = (
-        "A cell coincides in phase, tokens, EP size, backend and fabric (efa; cx7 is ib here). "
-        f"Only here: {'; '.join(alone) or 'none'}. "
+        "A cell coincides in phase, tokens, EP size, backend and fabric (efa; cx7 is ib here), "
+        "and has uniform routing. "
+        f"Only here: {words(alone, 'EP')}. "
         f"Published values beside which nothing stands here: {published - _used(rows)} of "
         f"{published}."
     )

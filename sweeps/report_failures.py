@@ -10,6 +10,7 @@ from sweeps.tablefmt import Section, text_table
 from sweeps.view import View, a2a_key, serving_key
 
 Flag = tuple[str, str, str]  # arm, cell, what
+_MOST_CELLS = 4  # named beside one flag
 
 
 def sections(view: View) -> list[Section]:
@@ -46,11 +47,21 @@ def _failed_requests(view: View) -> Section:
 
 def _flags(view: View) -> Section:
     found = [*_trial_flags(view), *_cell_flags(view), *_request_flags(view)]
-    found += [*_operation_flags(view), *_data_flags(view)]
+    found += [*_ledger_flags(view), *_operation_flags(view), *_data_flags(view)]
     title = "Flags"
     if not found:
         return Section(title, ("None.",))
-    return Section(title, (text_table("", ("arm", "cell", "flag"), found),))
+    cells: dict[tuple[str, str], list[str]] = {}
+    for arm, cell, flag in found:
+        cells.setdefault((arm, flag), []).append(cell)
+    rows = [(arm, flag, _some(where)) for (arm, flag), where in cells.items()]
+    return Section(title, (text_table("", ("arm", "flag", "cells"), rows),))
+
+
+def _some(cells: list[str]) -> str:
+    """The first cells, and how many more there are."""
+    more = f"; and {len(cells) - _MOST_CELLS} more" if len(cells) > _MOST_CELLS else ""
+    return "; ".join(cells[:_MOST_CELLS]) + more
 
 
 def _trial_flags(view: View) -> Iterator[Flag]:
@@ -92,6 +103,16 @@ def _request_flags(view: View) -> Iterator[Flag]:
     for at, n in by_text.items():
         if n:
             yield (*at, f"tokens of {n} requests were recognised by their text: empty ones escape")
+
+
+def _ledger_flags(view: View) -> Iterator[Flag]:
+    wrong = {
+        (place(trial), row["endpoint"])
+        for trial, row in view.rows("ledger", ("endpoint", "agrees"))
+        if row["agrees"] is False
+    }
+    for at, endpoint in sorted(wrong):
+        yield (*at, f"the ledger of {endpoint} disagrees")
 
 
 def _operation_flags(view: View) -> Iterator[Flag]:

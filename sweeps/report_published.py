@@ -73,8 +73,8 @@ def all_to_all_tables(rows: Sequence[AllToAllRow]) -> list[Table | str]:
     """One table for each workload: dispatch columns, then combine columns; rows are EP sizes."""
     blocks: list[Table | str] = [
         "Marked: the lowest median of a row, for dispatch and combine apart. Blank: not measured. "
-        "`author_rerun` was measured again by the authors of the comparison, `upstream` is what "
-        "the library's project published."
+        "`author_rerun` was measured again by the author of the table, `upstream` is taken over "
+        "from the table of the upstream project."
     ]
     for workload in dict.fromkeys(row.workload for row in rows):
         blocks.append(_all_to_all_table([row for row in rows if row.workload == workload]))

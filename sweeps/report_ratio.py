@@ -53,7 +53,8 @@ def _ratio(a: Outcome[M], b: Outcome[M], metric: Metric) -> Ratio | None:
 def _cell(ratio: Ratio | None, metric: Metric, whole: bool) -> Cell:
     if ratio is None:
         return Cell("")
-    is_better = ratio.value < 1 if metric.lower_is_better else ratio.value > 1
+    shown = round(ratio.value, 2)  # what reads as 1.00 is not called better
+    is_better = shown < 1 if metric.lower_is_better else shown > 1
     return Cell(ratio_text(ratio), is_better and whole)
 
 

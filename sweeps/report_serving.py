@@ -15,13 +15,13 @@ LATENCY = (
     Metric("ttft_p95_ms", "TTFT p95 ms", lower_is_better=True),
     Metric("tpot_p50_ms", "TPOT p50 ms", lower_is_better=True),
     Metric("chunk_gap_p99_ms", "chunk gap p99 ms", lower_is_better=True),
-    Metric("output_tok_per_s", "tok/s", lower_is_better=False),
+    Metric("output_tokens_per_s", "tok/s", lower_is_better=False),
 )
 _MORE = (
     Metric("requests", "ok/total"),
     Metric("prompt_tokens", "prompt tokens"),
     Metric("requests_per_s", "requests/s", lower_is_better=False),
-    Metric("steady_tok_per_s", "steady tok/s", lower_is_better=False),
+    Metric("steady_tokens_per_s", "steady tok/s", lower_is_better=False),
     Metric("ttft_p99_ms", "TTFT p99 ms", lower_is_better=True),
     Metric("itl_p50_ms", "ITL p50 ms", lower_is_better=True),
     Metric("itl_p99_ms", "ITL p99 ms", lower_is_better=True),
@@ -62,9 +62,7 @@ def sorted_cells(grid: ServingGrid) -> list[tuple[ServingKey, dict[str, Outcome[
 
 def _runs_sentence(grid: ServingGrid) -> str:
     repeats = {len(o.metrics) for outcomes in grid.values() for o in outcomes.values()} - {0}
-    marked = (
-        "Marked: the better value of a row; an arm with failed requests there does not compete."
-    )
+    marked = "Marked: the better value of a row; an arm with failed requests does not compete."
     if not repeats or max(repeats) == 1:
         return f"One run of each cell. {marked}"
     shown = f"{min(repeats)} to {max(repeats)}" if len(repeats) > 1 else f"{max(repeats)}"
@@ -99,7 +97,7 @@ def _value(outcome: Outcome[CellMetrics], metric: Metric) -> Value:
 def request_counts(outcome: Outcome[CellMetrics]) -> tuple[int, int]:
     """Complete and all measured requests, summed over repeats."""
     runs = outcome.metrics.values()
-    return sum(m.requests_ok for m in runs), sum(m.requests_total for m in runs)
+    return sum(m.ok for m in runs), sum(m.total for m in runs)
 
 
 def _whole(outcome: Outcome[CellMetrics]) -> bool:

@@ -176,7 +176,7 @@ def _print_block(console: Console, block: Table | str, text_width: int) -> None:
     if isinstance(block, str):
         console.print(Text("\n" + block))
         return
-    console.print(Text("\n" + block.title, style="bold"))
+    console.print(Text("\n" + block.title, style="bold"), soft_wrap=True)
     table = _rich_table(block)
     # A table wider than the terminal is left to the terminal to wrap: cutting it loses numbers.
     roomy = console.options.update(width=_ROOMY)
@@ -186,22 +186,23 @@ def _print_block(console: Console, block: Table | str, text_width: int) -> None:
 
 def _rich_table(table: Table) -> RichTable:
     drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
-    for index, heading in enumerate(table.columns):
+    headings = [_folded_heading(heading) for heading in table.columns]
+    deepest = max(len(lines) for lines in headings)
+    for index, lines in enumerate(headings):
         right = index > 0 and all(_numeric(row[index].text) for row in table.rows)
         drawn.add_column(
-            Text(_folded_heading(heading)),
+            Text("\n".join([""] * (deepest - len(lines)) + lines)),
             justify="right" if right else "left",
             max_width=_WIDEST_COLUMN,
             overflow="fold",
-            vertical="bottom",
         )
     for row in table.rows:
         drawn.add_row(*[_rich_cell(cell) for cell in row])
     return drawn
 
 
-def _folded_heading(heading: str) -> str:
-    """Break a heading after blanks and underscores, so that columns stay as wide as numbers."""
+def _folded_heading(heading: str) -> list[str]:
+    """Lines of a heading, broken after blanks and underscores: columns stay narrow."""
     lines: list[str] = []
     for given in heading.splitlines():
         lines.append("")
@@ -209,7 +210,7 @@ def _folded_heading(heading: str) -> str:
             if lines[-1] and len(lines[-1]) + len(piece.rstrip()) > _HEADING_WIDTH:
                 lines.append("")
             lines[-1] += piece
-    return "\n".join(line.rstrip() for line in lines)
+    return [line.rstrip() for line in lines]
 
 
 def _rich_cell(cell: Cell) -> Text:

@@ -26,7 +26,7 @@ class Request:
     state: str
     prompt_tokens: int | None
     completion_tokens: int | None
-    sent_ns: int
+    sent_ns: int | None
     end_ns: int
     chunk_ns: list[int]
     chunk_tokens: list[int]

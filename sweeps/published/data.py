@@ -1,8 +1,9 @@
 """The published tables, row by row. Numbers are decimals, so that they print as published.
 
 Sources: `external_dp.csv`, a published comparison of wide TP with External DP over TCP and
-RDMA; `pplx_garden.csv`, the published all-to-all medians of three libraries, of which the
-provenance `author_rerun` marks the values measured again by the authors of that comparison.
+RDMA; `pplx_garden.csv`, the published all-to-all medians of three libraries. There the
+provenance is `author_rerun` for values that the table's author measured again, and `upstream`
+for values taken over from the upstream project's table.
 """
 
 from __future__ import annotations

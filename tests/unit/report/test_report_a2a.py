@@ -122,6 +122,7 @@ def test_published_medians_stand_beside_only_where_everything_known_coincides(
     results: Any, tmp_path: Path
 ) -> None:
     add_trial(results, "deepep", GLOO, ep=16, transport_asked="ib")
+    add_trial(results, "deepep", GLOO, ep=16, transport_asked="ib", routing="zipf")
     add_trial(results, "deepep", GLOO, ep=16, transport_asked="efa")
     section = sections_of(results.write(tmp_path), "pplx_garden")[
         "Beside the published all-to-all run (pplx_garden)"
@@ -129,7 +130,8 @@ def test_published_medians_stand_beside_only_where_everything_known_coincides(
     (table,) = tables_of(section).values()
     rows = [(r["op"], r["here"], r["published"], r["here / published"]) for r in texts(table)]
     assert rows == [("dispatch", "11.5", "123.9", "0.09"), ("combine", "40.0", "203.0", "0.20")]
-    assert "Only here: deepep over efa EP16" in str(section.blocks)
+    alone = "Only here: deepep over efa decode uniform EP16; deepep over ib decode zipf EP16."
+    assert alone in str(section.blocks)
 
 
 def test_the_ledger_sums_roles_once_and_names_disagreements(results: Any, tmp_path: Path) -> None:
@@ -146,6 +148,7 @@ def test_the_ledger_sums_roles_once_and_names_disagreements(results: Any, tmp_pa
     assert total["router failed"] == ""
     (wrong,) = texts(tables["Where the counts disagree"])
     assert (wrong["role"], wrong["client sent"]) == ("warmup", "4")
+    assert "the ledger of rank0 disagrees" in str(sections["Flags"].blocks)
 
 
 def test_transport_and_flags_say_what_is_unproved_slow_or_implausible(
