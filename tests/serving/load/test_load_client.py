@@ -9,6 +9,7 @@ import ssl
 import subprocess
 import threading
 from collections import Counter
+from contextlib import suppress
 
 import pytest
 
@@ -219,10 +220,28 @@ def test_a_reset_before_the_response_fails_the_request_which_is_never_sent_again
     assert [call.request_id for call in server.calls] == ["t-0", "t-1", "t-2"]
 
 
+def test_a_server_that_hangs_up_at_once_fails_every_request():
+    def hang_up(listener):
+        with suppress(OSError):
+            while True:
+                listener.accept()[0].close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=hang_up, args=[listener])
+        thread.start()
+        target = Target("127.0.0.1", listener.getsockname()[1], "/v1/completions")
+        cell = run_cell(target, requests(20), 2, DEADLINE_S)
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(DEADLINE_S)
+    assert [record.state for record in cell.requests] == ["failed"] * 20
+    assert all(record.reason.startswith("connection ") for record in cell.requests)
+
+
 async def _stall(server, call, reader, writer):
     """One token, then nothing until the client goes."""
     writer.write(STREAM_HEAD + b"\r\n" + chunk(token(so_far=1)))
-    await reader.read()
+    with suppress(ConnectionError):  # closing with bytes unread sends a reset
+        await reader.read()
     call.client_left.set()
     writer.close()
 
