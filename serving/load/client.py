@@ -161,6 +161,8 @@ class _ClosedLoop:
 
     async def _slot(self, work: Iterator[Exchange]) -> None:
         for exchange in work:
+            if self._stop.is_set():
+                return
             exchange.intended_ns = monotonic_ns()
             try:
                 await self._perform(exchange)
@@ -198,7 +200,10 @@ class _ClosedLoop:
         return None
 
     def _beat(self, due_ns: int) -> None:
-        """Stamps how late the loop is every 5 ms, and looks for the stop event."""
+        """Stamps how late the loop is every 5 ms, and looks for the stop event.
+
+        libuv's timers count whole milliseconds, so that one stamp may be off by nearly one.
+        """
         now_ns = monotonic_ns()
         self.lags_ns.append(max(0, now_ns - due_ns))
         if self._stop.is_set():

@@ -104,6 +104,10 @@ class Connection(asyncio.Protocol):
         """Writes the request; the future is done when the exchange has ended, either way."""
         self._exchange = exchange
         self._ended = self._loop.create_future()
+        self._timers = []
+        if not self.is_open:
+            self._finish(monotonic_ns(), "connection closed before the request was sent")
+            return self._ended
         self._timers = [self._loop.call_later(timeout_s, self._time_out, timeout_s)]
         if exchange.cancel_after_s is not None:
             reason = f"aborted by the client after {exchange.cancel_after_s:g} s"

@@ -9,6 +9,7 @@ import ssl
 import subprocess
 import threading
 from collections import Counter
+from contextlib import suppress
 
 import pytest
 
@@ -184,6 +185,8 @@ def test_a_connection_closed_while_idle_is_replaced_before_sending(fake_server, 
         # The client has the response once it has sent the next request, to the other server.
         await asyncio.to_thread(other_called.wait, DEADLINE_S)
         reset(writer) if how == "reset" else writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
         closed.set()
 
     async def wait_for_it(server, call, reader, writer):
@@ -219,10 +222,28 @@ def test_a_reset_before_the_response_fails_the_request_which_is_never_sent_again
     assert [call.request_id for call in server.calls] == ["t-0", "t-1", "t-2"]
 
 
+def test_a_server_that_hangs_up_at_once_fails_every_request():
+    def hang_up(listener):
+        with suppress(OSError):
+            while True:
+                listener.accept()[0].close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=hang_up, args=[listener])
+        thread.start()
+        target = Target("127.0.0.1", listener.getsockname()[1], "/v1/completions")
+        cell = run_cell(target, requests(20), 2, DEADLINE_S)
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(DEADLINE_S)
+    assert [record.state for record in cell.requests] == ["failed"] * 20
+    assert all(record.reason.startswith("connection ") for record in cell.requests)
+
+
 async def _stall(server, call, reader, writer):
     """One token, then nothing until the client goes."""
     writer.write(STREAM_HEAD + b"\r\n" + chunk(token(so_far=1)))
-    await reader.read()
+    with suppress(ConnectionError):  # closing with bytes unread sends a reset
+        await reader.read()
     call.client_left.set()
     writer.close()
 
@@ -268,7 +289,8 @@ def test_stop_aborts_what_is_in_flight_and_returns_what_there_is(fake_server):
     states = Counter(record.state for record in cell.requests)
     assert states == {"complete": 1, "aborted": 2}
     assert {record.reason for record in cell.requests} == {"", "stopped by the client"}
-    assert all(call.client_left.wait(DEADLINE_S) for call in server.calls[1:])
+    stalled = [call for call in server.calls if call.request_id != "t-0"]
+    assert all(call.client_left.wait(DEADLINE_S) for call in stalled)
 
 
 def test_a_stop_before_the_start_sends_nothing(fake_server):
