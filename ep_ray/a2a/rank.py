@@ -63,6 +63,7 @@ class Rank:
         self._device = torch.device("cpu") if gpu is None else torch.device("cuda", gpu)
         self._store: TCPStore | None = None
         self._member: Membership | None = None
+        self._joining = False
 
     def _enter(self) -> None:
         # Both are per thread, and Ray picks a thread of the pool for each call.
@@ -120,13 +121,20 @@ class Rank:
     def join(self, member: Membership, timeout_s: float) -> None:
         """Creates the communicator with its peers; nothing to do if it stands already.
 
+        A rank whose join failed is of no further use: torch.distributed keeps part of the
+        group that never stood, and a later group would wait for peers under another name.
+
         Raises:
             torch.distributed.DistError: Peers did not come within `timeout_s`.
+            RuntimeError: An earlier join failed.
         """
         self._enter()
         if member == self._member:
             return
+        if self._joining:
+            raise RuntimeError("an earlier join failed; kill this actor and start a new one")
         self.leave()
+        self._joining = True
         timeout = timedelta(seconds=timeout_s)
         store = self._store
         if member.rank or store is None:
@@ -139,7 +147,7 @@ class Rank:
             timeout=timeout,
             device_id=self._device if self._device.type == "cuda" else None,
         )
-        self._member = member
+        self._member, self._joining = member, False
 
     def leave(self) -> None:
         """Destroys the communicator, if there is one."""
