@@ -123,8 +123,11 @@ def test_request_that_its_client_drops_is_not_complete(group: EngineGroup) -> No
     endpoint = group.endpoints[0]
     connection = http.client.HTTPConnection(endpoint.url.removeprefix("http://"), timeout=60)
     body = {"model": MODEL.name, "prompt": [5], "max_tokens": 2000, "stream": True}
-    connection.request("POST", "/v1/completions", json.dumps(body | {"ignore_eos": True}))
+    body |= {"ignore_eos": True}
+    as_json = {"Content-Type": "application/json"}
+    connection.request("POST", "/v1/completions", json.dumps(body), as_json)
     response = connection.getresponse()
+    assert response.status == 200, response.read()
     assert response.read(1)
     until(lambda: engine_http.counters(endpoint.url).running == 1)
     response.close()
