@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,42 +18,48 @@ SHOWN_ENV = ("NCCL_", "FI_", "UCX_", "GLOO_", "VLLM_")
 
 
 class ServerProcess:
-    """One server, its supervisor and its log.
+    """One server, its supervisor and its log. Safe to use from several threads.
 
     Attributes:
         pid: The server's pid.
         session: The supervisor's pid, which names the session of all its processes.
+        log: Where the server's output goes.
     """
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], log: Path) -> None:
         """Starts `python ARGV` with exactly this environment; its output is appended to `log`."""
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log = log
+        self._lock = threading.Lock()
+        self._exit_code: int | None = None
+        command = [sys.executable, "-I", "-S", str(SUPERVISOR), sys.executable, *argv]
         with log.open("ab") as sink:
-            # A session of its own, so that one signal reaches all of it; the supervisor's
-            # standard input ties its life to ours.
-            self._supervisor = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(SUPERVISOR), sys.executable, *argv],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=sink,
-                env=dict(env), start_new_session=True,
-            )  # fmt: skip
-        self.session = self._supervisor.pid
-        self.pid = self._read_pid()
-
-    def _read_pid(self) -> int:
-        out = self._supervisor.stdout
-        assert out is not None
-        ready, _, _ = select.select([out], [], [], SPAWN_TIMEOUT_S)
-        line = out.readline() if ready else b""
-        if not line.strip():
-            self.kill(5.0)
+            launcher = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=sink, env=dict(env)
+            )
+        assert launcher.stdin is not None
+        assert launcher.stdout is not None
+        self._lifeline, self._status = launcher.stdin, launcher.stdout
+        launcher.wait(SPAWN_TIMEOUT_S)  # the supervisor has detached
+        word, *pids = self._read_line(SPAWN_TIMEOUT_S).split() or [""]
+        if word != "started":
+            self._lifeline.close()
             raise RuntimeError(f"the engine's supervisor did not start; its log:\n{self.tail(20)}")
-        return int(line)
+        self.session, self.pid = map(int, pids)
+
+    def _read_line(self, timeout_s: float) -> str:
+        """The supervisor's next line; empty if it is gone, or silent until the deadline."""
+        ready, _, _ = select.select([self._status], [], [], timeout_s)
+        return self._status.readline().decode() if ready else ""
 
     def exit_code(self) -> int | None:
         """None while the server runs; else its exit code, 128 + signal if it was killed."""
-        code = self._supervisor.poll()
-        return code if code is None or code >= 0 else 128 - code
+        with self._lock:
+            if self._exit_code is None and select.select([self._status], [], [], 0)[0]:
+                word, _, code = self._status.readline().decode().partition(" ")
+                # Without a last word the supervisor was killed, and the server with it.
+                self._exit_code = int(code) if word == "exit" else 128 + signal.SIGKILL
+            return self._exit_code
 
     def stop(self, grace_s: float, kill_s: float = 15.0) -> list[int]:
         """Ends the server: SIGTERM, `grace_s` to leave, then SIGKILL to all. Returns leftovers.
@@ -66,10 +73,7 @@ class ServerProcess:
                 os.kill(self.pid, signal.SIGTERM)
             except ProcessLookupError:
                 pass
-            try:
-                self._supervisor.wait(grace_s)
-            except subprocess.TimeoutExpired:
-                pass
+            self._wait(grace_s)
         left = self.kill(kill_s)
         if not left:
             for file in files:
@@ -78,13 +82,14 @@ class ServerProcess:
 
     def kill(self, timeout_s: float) -> list[int]:
         """Kills everything at once. Returns the pids that are still there at the deadline."""
-        assert self._supervisor.stdin is not None
-        self._supervisor.stdin.close()  # the supervisor kills its descendants and leaves
-        try:
-            self._supervisor.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            pass
+        self._lifeline.close()  # the supervisor kills its descendants and leaves
+        self._wait(timeout_s)
         return kill_session(self.session, timeout_s)
+
+    def _wait(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while self.exit_code() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
 
     def tail(self, lines: int) -> str:
         """The last lines of the log."""

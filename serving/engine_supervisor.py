@@ -7,9 +7,12 @@ closes. Only the engine's actor holds the other end, so the input closes whichev
 actor dies. A parent-death signal alone would not do: it fires when the *thread* that started
 the child ends, and Ray runs an actor's methods in threads that come and go.
 
-Standard output carries one line, the server's pid; the server logs to standard error.
-Exit code: the server's own (128 + signal if it was killed), 70 if something could not be killed.
-Uses the standard library only and is run by path with `-I -S`, to start in milliseconds.
+It detaches from its parent first: Ray kills a dead worker's direct children with SIGKILL
+(`kill_child_processes_on_worker_exit`), and a killed supervisor supervises nothing.
+
+Standard output carries `started SUPERVISOR SERVER` (two pids) and, at the end, `exit CODE`: the
+server's own code (128 + signal if it was killed), or 70 if something could not be killed. The
+server logs to standard error. Standard library only; run with `-I -S`, to start in milliseconds.
 """
 
 from __future__ import annotations
@@ -136,6 +139,9 @@ def _watch(server: int) -> int | None:
 
 
 def main(argv: list[str]) -> int:
+    if os.fork():
+        return 0
+    os.setsid()
     signal.pthread_sigmask(signal.SIG_SETMASK, [])  # a Ray thread may have blocked some
     for signum in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, _stop)
@@ -145,14 +151,24 @@ def main(argv: list[str]) -> int:
     server = os.fork()
     if server == 0:
         _exec_server(argv, me)
-    os.write(1, f"{server}\n".encode())
-    os.dup2(2, 1)
+    _tell(f"started {me} {server}")
     code = _watch(server)
     gone, late = _kill_all(server)
-    if not gone:
-        return NOT_KILLED
-    final = code if code is not None else late
-    return 128 + signal.SIGKILL if final is None else final if final >= 0 else 128 - final
+    _tell(f"exit {_exit_code(code if code is not None else late) if gone else NOT_KILLED}")
+    return 0
+
+
+def _exit_code(code: int | None) -> int:
+    if code is None:  # it ended unseen
+        return 128 + signal.SIGKILL
+    return code if code >= 0 else 128 - code
+
+
+def _tell(line: str) -> None:
+    try:
+        os.write(1, f"{line}\n".encode())
+    except OSError:  # the actor is gone
+        pass
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import random
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -79,6 +79,13 @@ def start(arm: Arm, folder: Path, **changes: object) -> EngineGroup:
     return deploy(launches, seats, str(folder), STARTUP_S)
 
 
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never held"
+        time.sleep(0.02)
+
+
 def sessions(group: EngineGroup) -> list[int]:
     return [started.session for started in group._started if started is not None]
 
@@ -116,10 +123,13 @@ def test_request_that_its_client_drops_is_not_complete(group: EngineGroup) -> No
     endpoint = group.endpoints[0]
     connection = http.client.HTTPConnection(endpoint.url.removeprefix("http://"), timeout=60)
     body = {"model": MODEL.name, "prompt": [5], "max_tokens": 2000, "stream": True}
-    connection.request("POST", "/v1/completions", json.dumps(body | {"ignore_eos": True}))
+    body |= {"ignore_eos": True}
+    as_json = {"Content-Type": "application/json"}
+    connection.request("POST", "/v1/completions", json.dumps(body), as_json)
     response = connection.getresponse()
+    assert response.status == 200, response.read()
     assert response.read(1)
-    assert engine_http.counters(endpoint.url).running == 1
+    until(lambda: engine_http.counters(endpoint.url).running == 1)
     response.close()
     connection.close()
     after = group.counters(DEADLINE_S)
@@ -162,10 +172,7 @@ def test_killed_actor_leaves_no_engine(cluster: None, folder: Path) -> None:
     found, launches = sessions(up), up.launches
     assert len(session_pids(found[0])) >= 4  # supervisor, server, engine core, workers
     ray.kill(up._actors[0])
-    deadline = time.monotonic() + DEADLINE_S
-    while session_pids(found[0]):
-        assert time.monotonic() < deadline, session_pids(found[0])
-        time.sleep(0.05)
+    until(lambda: not session_pids(found[0]))
     with pytest.raises(GroupError, match="its actor is gone"):
         up.check_alive()
     assert up.stop() == []
