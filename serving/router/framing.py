@@ -24,7 +24,7 @@ DEFAULT_ROLE: Final = "measured"
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]"
 _REQUEST_LINE = re.compile(rb"(" + _TOKEN + rb"+) ([\x21-\x7e\x80-\xff]+) HTTP/1\.([01])\r\n")
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [^\r\n]*)?\r\n")
-_BAD_LINE = re.compile(rb"\r\n(?!" + _TOKEN + rb"+:|\r\n)")
+_BAD_LINE = re.compile(rb"\r\n(?!" + _TOKEN + rb"+:|\r\n|\Z)")
 _REQUEST_FIELDS = re.compile(
     rb"\r\n(content-length|transfer-encoding|connection|expect|x-ep-ray-role):[ \t]*([^\r\n]*)",
     re.IGNORECASE,
