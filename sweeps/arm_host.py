@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import ray
-from serving.router.actor import RouterActor
 
 from ep_ray.address import is_one_node, service_ip
 from ep_ray.config.schema import Config, DeviceKind, RouterPolicy
@@ -23,6 +22,7 @@ from serving.load.records import CellRecord, Request
 from serving.load.target import Target
 from serving.models import ResolvedModel
 from serving.ports import PortError, check_free, check_map, ephemeral_range, port_map
+from serving.router.actor import RouterActor
 from sweeps.driver import Driver
 from sweeps.host import Counts
 from sweeps.outcome import what_ran
@@ -132,7 +132,7 @@ class ArmHost:
 
     def _start_router(self) -> None:
         router = self._config.router
-        self._router = RouterActor.options(name=f"router:{self._arm.name}", num_cpus=0).remote(
+        self._router = cast(Any, RouterActor).options(name=f"router:{self._arm.name}", num_cpus=0).remote(
             f"router:{self._arm.name}", router.host, router.port
         )
         self._url = wait_all([self._router.start.remote()], _CALL_S, "start of the router")[0]
