@@ -353,6 +353,13 @@ def test_warmups_end_before_measured_requests_start_and_roles_are_sent(fake_serv
     assert cell.first_sent_ns == min(record.sent_ns for record in measured)
 
 
+def test_records_come_in_the_order_of_sending_however_requests_are_listed(fake_server):
+    target = Target.parse(fake_server(answer(GOOD)).url, "completions")
+    cell = run_cell(target, requests(2, warmups=2)[::-1], 1, DEADLINE_S)
+    assert [record.role for record in cell.requests] == ["warmup"] * 2 + ["measured"] * 2
+    assert [record.request_id for record in cell.requests] == ["t-1", "t-0", "t-3", "t-2"]
+
+
 def test_the_endpoint_is_what_the_router_says(fake_server):
     named = GOOD.replace(b"\r\n\r\n", b"\r\nX-EP-Ray-Endpoint: rank-3\r\n\r\n", 1)
     cell = run(fake_server(answer(named)))
