@@ -65,14 +65,13 @@ def run_cell(
             f"run_cell: {len(targets)} targets, concurrency {concurrency}, {len(requests)} "
             f"requests with {len(ids)} ids: expected a target, 1 or more, and unique ids"
         )
-    stop = stop or threading.Event()
     exchanges = _prepare(targets, requests, extra_headers or {}, cancel_after or {})
-    loop = _ClosedLoop(concurrency, request_timeout_s, stop)
+    loop = _ClosedLoop(concurrency, request_timeout_s, stop or threading.Event())
     started_cpu_ns = time.thread_time_ns()
     with _no_gc_pauses(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(loop.run(exchanges))
     cpu_ns = time.thread_time_ns() - started_cpu_ns
-    return _cell_record(loop, exchanges, cpu_ns, stopped=stop.is_set())
+    return _cell_record(loop, exchanges, cpu_ns)
 
 
 def _prepare(
@@ -212,9 +211,7 @@ class _ClosedLoop:
         self._beats = self._loop.call_later(HEARTBEAT_NS / 1e9, self._beat, now_ns + HEARTBEAT_NS)
 
 
-def _cell_record(
-    loop: _ClosedLoop, exchanges: list[Exchange], cpu_ns: int, *, stopped: bool
-) -> CellRecord:
+def _cell_record(loop: _ClosedLoop, exchanges: list[Exchange], cpu_ns: int) -> CellRecord:
     several = len({exchange.target for exchange in exchanges}) > 1
     records = [decode(e, e.target.name if several else None) for e in exchanges if e.intended_ns]
     measured = [r for r in records if r.role == "measured" and r.sent_ns is not None]
@@ -227,6 +224,6 @@ def _cell_record(
         client_lag_p99_ns=int(np.percentile(loop.lags_ns, 99)) if loop.lags_ns else 0,
         client_cpu_ns=cpu_ns,
         replaced_connections=loop.replaced,
-        stopped=stopped,
+        stopped=any(not e.end_ns or e.reason == _STOPPED for e in exchanges),
         requests=records,
     )

@@ -73,10 +73,10 @@ def request_bytes(target: Target, request: Request, extra_headers: Mapping[str, 
         "content-type": "application/json",
         "accept": "text/event-stream",
         "accept-encoding": "identity",
+        **{name.lower(): value for name, value in extra_headers.items()},
         "content-length": str(len(request.body)),
         "x-request-id": request.request_id,
         "x-ep-ray-role": request.role,
-        **{name.lower(): value for name, value in extra_headers.items()},
     }
     lines = [f"POST {target.path} HTTP/1.1", *(f"{k}: {v}" for k, v in fields.items())]
     if any("\r" in line or "\n" in line for line in lines):

@@ -7,7 +7,7 @@ import itertools
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.load.connection import Exchange
@@ -34,7 +34,12 @@ def chat_event(delta: dict[str, object], usage: int | None = None, **choice: obj
 
 
 def record_of(
-    body: bytes, max_tokens: int = 3, *, ignore_eos: bool = True, cuts: list[int] = ()
+    body: bytes,
+    max_tokens: int = 3,
+    *,
+    ignore_eos: bool = True,
+    cuts: list[int] = (),
+    aborted: str = "",
 ) -> RequestRecord:
     """Record of a response with this body, read in pieces cut at `cuts`, one stamp each."""
     request = Request("id", "measured", b"{}", max_tokens, ignore_eos)
@@ -47,7 +52,7 @@ def record_of(
         exchange.stamps.append(stamp)
         exchange.offsets.append(exchange.response.body_bytes)
     exchange.sent_ns, exchange.intended_ns = 50, 40
-    exchange.end(200)
+    exchange.end(200, aborted, aborted=bool(aborted))
     return decode(exchange, None)
 
 
@@ -109,6 +114,7 @@ def test_usage_in_the_last_chunk_alone_is_not_continuous():
     assert (record.completion_tokens, record.completion_tokens_source) == (3, "usage")
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 10_000), max_size=80))
 def test_any_split_gives_the_same_record_and_true_stamps(cuts):
     whole, split = record_of(CONTINUOUS, 5), record_of(CONTINUOUS, 5, cuts=cuts)
@@ -117,6 +123,13 @@ def test_any_split_gives_the_same_record_and_true_stamps(cuts):
     ends = [i + 2 for i in range(len(CONTINUOUS)) if CONTINUOUS.startswith(b"\n\n", i)]
     first_read_with = [100 + next(i for i, e in enumerate(edges) if e >= end) for end in ends]
     assert split.chunk_ns == tuple(first_read_with[1:4])
+
+
+def test_an_aborted_request_keeps_what_it_received():
+    record = record_of(CONTINUOUS[: CONTINUOUS.index(b"reasoning")], 5, aborted="by the client")
+    assert (record.state, record.reason) == ("aborted", "by the client")
+    assert (record.completion_tokens, record.chunk_tokens) == (2, (1, 1))
+    assert record.finish_reason is None
 
 
 def test_chunks_after_an_error_are_not_read_and_nothing_hides_it():

@@ -33,6 +33,7 @@ def parse(pieces: list[bytes]) -> tuple[ResponseParser, list[bool]]:
 
 
 @pytest.mark.parametrize("data", [LENGTH, CHUNKED, NO_BODY], ids=["length", "chunked", "none"])
+@settings(deadline=None)
 @given(cuts=st.lists(st.integers(0, 10_000), max_size=60))
 def test_any_split_gives_the_same_response(data, cuts):
     parser, ends = parse(pieces_of(data, cuts))
@@ -133,7 +134,7 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize("data", MALFORMED, ids=range(len(MALFORMED)))
-@settings(max_examples=20)
+@settings(max_examples=20, deadline=None)
 @given(cuts=st.lists(st.integers(0, 200_000), max_size=3))
 def test_broken_framing_is_an_error_and_never_a_response(data, cuts):
     with pytest.raises(HttpError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.load.sse import split_events
@@ -33,12 +33,14 @@ def streams(draw):
     return body, expected
 
 
+@settings(deadline=None)
 @given(streams())
 def test_every_way_to_write_a_stream_gives_its_events(stream):
     body, expected = stream
     assert data_of(body) == expected
 
 
+@settings(deadline=None)
 @given(streams(), st.integers(0, 1000))
 def test_an_event_is_there_exactly_once_its_empty_line_is(stream, cut):
     body, expected = stream

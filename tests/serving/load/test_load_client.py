@@ -12,8 +12,10 @@ from collections import Counter
 from contextlib import suppress
 
 import pytest
+import uvloop
 
 from serving.load.client import run_cell
+from serving.load.connection import connect
 from serving.load.prompts import CallSpec, build_requests
 from serving.load.records import CellRecord, Request
 from serving.load.target import Target
@@ -158,7 +160,7 @@ def test_exactly_c_requests_are_in_flight_while_requests_remain(fake_server, con
         return GOOD
 
     server = fake_server(behave)
-    cell = run(server, measured=total, concurrency=concurrency, request_timeout_s=5)
+    cell = run(server, measured=total, concurrency=concurrency)
     assert Counter(record.state for record in cell.requests) == {"complete": total}
     assert server.in_flight_max == concurrency == cell.in_flight_max
     assert server.connections == concurrency
@@ -222,6 +224,22 @@ def test_a_reset_before_the_response_fails_the_request_which_is_never_sent_again
     assert [call.request_id for call in server.calls] == ["t-0", "t-1", "t-2"]
 
 
+def test_the_kernel_is_asked_whether_an_idle_connection_still_stands():
+    async def look_before_the_loop_can_notice():
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            target = Target("127.0.0.1", listener.getsockname()[1], "/")
+            connection = await connect(target, DEADLINE_S)
+            accepted, _ = listener.accept()
+            before = connection.usable()
+            accepted.close()
+            after = connection.usable()
+            connection.close()
+        return before, after
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(look_before_the_loop_can_notice()) == (True, False)
+
+
 def test_a_server_that_hangs_up_at_once_fails_every_request():
     def hang_up(listener):
         with suppress(OSError):
@@ -256,20 +274,19 @@ def test_an_abort_closes_the_connection_at_once_and_leaves_others_alone(fake_ser
         return GOOD
 
     server = fake_server(behave)
-    cell = run(server, measured=4, concurrency=2, cancel_after={"t-1": 0.05})
+    cell = run(server, measured=4, concurrency=2, cancel_after={"t-1": 0.5})
     states = {record.request_id: record.state for record in cell.requests}
     assert states == {"t-0": "complete", "t-1": "aborted", "t-2": "complete", "t-3": "complete"}
     (aborted,) = (record for record in cell.requests if record.state == "aborted")
-    assert aborted.reason == "aborted by the client after 0.05 s"
-    assert (aborted.completion_tokens, aborted.chunk_tokens) == (1, (1,))
+    assert aborted.reason == "aborted by the client after 0.5 s"
     (call,) = (call for call in server.calls if call.request_id == "t-1")
     assert call.client_left.wait(DEADLINE_S)
 
 
 def test_a_request_past_its_deadline_is_failed_and_closed(fake_server):
     server = fake_server(_stall)
-    (record,) = run(server, request_timeout_s=0.1).requests
-    assert (record.state, record.reason) == ("failed", "timeout after 0.1 s")
+    (record,) = run(server, request_timeout_s=0.5).requests
+    assert (record.state, record.reason) == ("failed", "timeout after 0.5 s")
     assert server.calls[0].client_left.wait(DEADLINE_S)
 
 
@@ -322,12 +339,25 @@ def test_warmups_end_before_measured_requests_start_and_roles_are_sent(fake_serv
         return GOOD
 
     server = fake_server(behave)
-    cell = run(server, measured=4, warmups=3, concurrency=2, extra_headers={"x-more": "1"})
+    cell = run(
+        server,
+        measured=4,
+        warmups=3,
+        concurrency=2,
+        extra_headers={"X-More": "1", "X-Ep-Ray-Role": "x"},
+    )
     assert [role for role, _ in order] == ["warmup"] * 6 + ["measured"] * 8
     assert {record.request_id for record in cell.requests} == {c.request_id for c in server.calls}
     assert all(call.headers["x-more"] == "1" for call in server.calls)
     measured = [record for record in cell.requests if record.role == "measured"]
     assert cell.first_sent_ns == min(record.sent_ns for record in measured)
+
+
+def test_records_come_in_the_order_of_sending_however_requests_are_listed(fake_server):
+    target = Target.parse(fake_server(answer(GOOD)).url, "completions")
+    cell = run_cell(target, requests(2, warmups=2)[::-1], 1, DEADLINE_S)
+    assert [record.role for record in cell.requests] == ["warmup"] * 2 + ["measured"] * 2
+    assert [record.request_id for record in cell.requests] == ["t-1", "t-0", "t-3", "t-2"]
 
 
 def test_the_endpoint_is_what_the_router_says(fake_server):
