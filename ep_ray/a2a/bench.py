@@ -78,24 +78,32 @@ def run_trial(
         ValueError: The group has another size than `spec.ep`, or the backend or the routing
             cannot do what `spec` asks.
     """
-    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    ranks = dist.get_world_size(group)
     if ranks != spec.ep:
         raise ValueError(f"EP{spec.ep} was asked of a group of {ranks} ranks; they must be equal")
-    pool = draw_pool(spec, procedure, rank)
     backend.setup(spec, group, device)
-    try:
-        faults = check(backend, spec, group, device, pool) if procedure.check else []
-        if faults:
-            return TrialResult(rank, concat([]), [], _failure(faults))
-        hosts = gather_hosts(group)
-        links = measure_links(group, device, node_size(hosts))
-        timer = make_timer(group, device, shared_clock=len(set(hosts)) == 1)
-        samples, warmups = _time_all(spec, procedure, backend, timer, pool)
-        pool_idx = facts.gather_pool(pool, group, device)
-        rows = facts.operations(spec, backend, pool_idx, links, warmups, procedure.check)
-        return TrialResult(rank, samples, rows, None)
-    finally:
-        backend.destroy()
+    result = _run_checked(spec, procedure, backend, group, device)
+    # Not in a `finally`: destroying is collective, and after an exception on one rank it would
+    # wait for peers that wait for this rank, and hide the exception.
+    backend.destroy()
+    return result
+
+
+def _run_checked(
+    spec: Spec, procedure: Procedure, backend: Backend, group: ProcessGroup, device: torch.device
+) -> TrialResult:
+    rank = dist.get_rank(group)
+    pool = draw_pool(spec, procedure, rank)
+    faults = check(backend, spec, group, device, pool) if procedure.check else []
+    if faults:
+        return TrialResult(rank, concat([]), [], _failure(faults))
+    hosts = gather_hosts(group)
+    links = measure_links(group, device, node_size(hosts))
+    timer = make_timer(group, device, shared_clock=len(set(hosts)) == 1)
+    samples, warmups = _time_all(spec, procedure, backend, timer, pool)
+    pool_idx = facts.gather_pool(pool, group, device)
+    rows = facts.operations(spec, backend, pool_idx, links, warmups, procedure.check)
+    return TrialResult(rank, samples, rows, None)
 
 
 def _failure(faults: list[str]) -> str:

@@ -11,8 +11,10 @@ from torch.distributed import ProcessGroup
 
 from ep_ray.a2a.bounds import Links
 
-PEER_BYTES = {"cuda": 64 << 20, "cpu": 4 << 20}
-"""Bytes to each peer: large enough that latency does not count."""
+PEER_BYTES = {"cuda": 256 << 20, "cpu": 4 << 20}
+"""Most bytes to each peer: so large that latency does not count."""
+SENT_BYTES = 2 << 30
+"""Most bytes to all peers together."""
 REPEATS = 7
 
 
@@ -60,7 +62,7 @@ def measure_link(group: ProcessGroup, device: torch.device, peers: list[int]) ->
     The fastest of several exchanges, each as slow as its slowest rank: a bound must not be
     beaten because the link was measured on a bad day. The same on every rank; collective.
     """
-    each = PEER_BYTES[device.type]
+    each = min(PEER_BYTES[device.type], SENT_BYTES // len(peers))
     splits = [each if peer in peers else 0 for peer in range(dist.get_world_size(group))]
     sent = torch.ones(sum(splits), dtype=torch.uint8, device=device)
     got = torch.empty_like(sent)

@@ -112,14 +112,19 @@ def copies(
     Returns:
         `[R, ranks]` int64, a rank's own share on the diagonal.
     """
-    sources, tokens, _ = topk_idx_all.shape
-    destination = np.where(topk_idx_all < 0, ranks, topk_idx_all // (experts // ranks))
-    token = np.arange(sources * tokens).reshape(sources, tokens, 1)
-    hits = np.bincount(
-        (token * (ranks + 1) + destination).ravel(), minlength=sources * tokens * (ranks + 1)
-    ).reshape(sources, tokens, ranks + 1)[:, :, :ranks]
+    # Source by source: at EP128 one table of all tokens and destinations would take 540 MB.
+    return np.stack([_copies_of_one(idx, experts // ranks, ranks, dedup) for idx in topk_idx_all])
+
+
+def _copies_of_one(
+    topk_idx: NDArray[np.int64], share: int, ranks: int, dedup: Dedup
+) -> NDArray[np.int64]:
+    width = ranks + 1  # the last column collects masked experts
+    destination = np.where(topk_idx < 0, ranks, topk_idx // share)
+    cell = np.arange(len(topk_idx))[:, None] * width + destination
+    hits = np.bincount(cell.ravel(), minlength=len(topk_idx) * width).reshape(-1, width)
     counted = hits if dedup == "none" else hits > 0
-    return cast(NDArray[np.int64], counted.sum(axis=1, dtype=np.int64))
+    return cast(NDArray[np.int64], counted[:, :ranks].sum(axis=0, dtype=np.int64))
 
 
 def max_over_mean(rows: NDArray[np.int64]) -> float:

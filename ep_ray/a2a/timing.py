@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,18 +48,18 @@ class CpuTimer:
         self.device, self.rank = torch.device("cpu"), dist.get_rank(group)
 
     def time_ns(self, operation: Operation) -> int:
-        self._align()
+        self._wait_for_common_start()
         start = time.perf_counter_ns()
         operation()
         return time.perf_counter_ns() - start
 
-    def _align(self) -> None:
+    def _wait_for_common_start(self) -> None:
         start = torch.tensor([time.perf_counter_ns() + SPIN_NS])
         dist.all_reduce(start, dist.ReduceOp.MAX, group=self.group)
         until = int(start) if self.shared_clock else time.perf_counter_ns() + SPIN_NS
         while time.perf_counter_ns() < until:
             # Yields the core: with more ranks than cores a bare spin would hold up its peers.
-            time.sleep(0)
+            os.sched_yield()
 
 
 class CudaTimer:

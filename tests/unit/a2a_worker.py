@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,6 +23,7 @@ import torch.distributed as dist
 from ep_ray.a2a.bench import Procedure, TrialResult, draw_pool, run_trial
 from ep_ray.a2a.check import check, gather, payload
 from ep_ray.a2a.routing import Routing
+from ep_ray.a2a.timing import CpuTimer
 from ep_ray.backends.base import Received, Spec, Tokens
 from ep_ray.backends.gloo import GlooBackend
 
@@ -192,6 +194,17 @@ def wire(spec: Spec, procedure: Procedure) -> dict[str, tuple[int, int]]:
     }
 
 
+def common_start(ep: int) -> tuple[int, int]:
+    """When this rank came to the barrier and when its operation started, on the host's clock."""
+    group = GROUPS[ep]
+    timer = CpuTimer(group, shared_clock=True)
+    time.sleep(0.02 * dist.get_rank(group))
+    came, started = time.perf_counter_ns(), []
+    duration_ns = timer.time_ns(lambda: started.append(time.perf_counter_ns()))
+    assert duration_ns >= 0
+    return came, started[0]
+
+
 class Counting:
     """Counts bytes that `all_to_all_single` sends to other ranks."""
 
@@ -221,7 +234,7 @@ class Counting:
 
 
 GROUPS: dict[int, Any] = {}
-CASES = {"checked": checked, "trial": trial, "wire": wire}
+CASES = {"checked": checked, "trial": trial, "wire": wire, "common_start": common_start}
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from ep_ray.a2a.bench import FLOOR_ITERATIONS, Procedure
 from ep_ray.a2a.stats import concat, headline_ns
+from ep_ray.a2a.timing import SPIN_NS
 from ep_ray.backends.base import Spec
 from ep_ray.config.schema import Dtype, RoutingKind
 from sweeps.tables import OPERATIONS
@@ -135,6 +136,11 @@ def test_the_wire_carries_what_is_declared(pool: Pool, ep: int, dtype: Dtype) ->
             assert (counted > 0) == (ep > 1)
 
 
+def test_no_rank_starts_before_the_last_has_come(pool: Pool) -> None:
+    came, started = zip(*pool.call(4, "common_start", 4), strict=True)
+    assert min(started) >= max(came) + SPIN_NS
+
+
 @pytest.mark.parametrize("ep", [1, 2, 4])
 def test_a_trial_gives_samples_and_facts(pool: Pool, ep: int) -> None:
     results = pool.call(ep, "trial", spec(ep), procedure(), None)
@@ -143,7 +149,7 @@ def test_a_trial_gives_samples_and_facts(pool: Pool, ep: int) -> None:
     assert all(result.operations == results[0].operations for result in results)
     for facts in results[0].operations:
         op = facts["op"]
-        assert list(facts) == facts_in_table_order(facts)
+        assert set(facts) == set(OPERATIONS.names[2:])
         assert len(samples.of(op)) == 5 * ep
         assert len(samples.of(op, "cold")) == ep
         assert len(samples.of(op, "warmup")) == facts["warmup_iterations"] * ep
@@ -152,12 +158,6 @@ def test_a_trial_gives_samples_and_facts(pool: Pool, ep: int) -> None:
         assert (facts["wire_bytes_total"] == 0) == (ep == 1)
         assert facts["checked"]
     assert len(samples.of("empty", "floor")) == FLOOR_ITERATIONS * ep
-
-
-def facts_in_table_order(facts: dict[str, Any]) -> list[str]:
-    """The table's columns after (trial_id, attempt), if `facts` has exactly those."""
-    assert set(facts) == set(OPERATIONS.names[2:])
-    return list(facts)
 
 
 def test_the_pair_moves_both_ways(pool: Pool) -> None:
