@@ -39,7 +39,7 @@ class Endpoint:
 
 
 class EngineGroup:
-    """The engines of one arm. Use as a context manager, or call `stop` in any case."""
+    """The engines of one arm. Whoever deploys it calls `stop`, whatever happens."""
 
     def __init__(self, launches: Sequence[Launch], actors: Sequence[Any]) -> None:
         self.launches = list(launches)
@@ -169,6 +169,8 @@ class EngineGroup:
         if not errors:
             names = ", ".join(self.launches[rank].name for rank in late)
             lines = [f"{names} did not answer {method!r} within {timeout_s:.0f} s"]
+            if method == "start":
+                lines.append("Ray may have no place for the actor: see `ray status`")
         return "\n".join(lines)
 
 
