@@ -112,7 +112,10 @@ class EngineGroup:
         Servers get SIGTERM and `grace_s`; then everything is killed, processes and ports are
         checked on every node, and the actors are gone in any case.
         """
-        refs = [actor.stop.remote(grace_s) for actor in self._actors]
+        # An actor that has not started its server has nothing to end; one in the middle of it
+        # loses its server when it is killed.
+        pairs = zip(self._actors, self._started, strict=True) if self._actors else ()
+        refs = [actor.stop.remote(grace_s) for actor, started in pairs if started is not None]
         if refs:
             ray.wait(refs, num_returns=len(refs), timeout=grace_s + KILL_S, fetch_local=False)
         for actor in self._actors:
