@@ -39,7 +39,7 @@ class Endpoint:
 
 
 class EngineGroup:
-    """The engines of one arm. Use as a context manager, or call `stop` in any case."""
+    """The engines of one arm. Whoever deploys it calls `stop`, whatever happens."""
 
     def __init__(self, launches: Sequence[Launch], actors: Sequence[Any]) -> None:
         self.launches = list(launches)
@@ -112,7 +112,10 @@ class EngineGroup:
         Servers get SIGTERM and `grace_s`; then everything is killed, processes and ports are
         checked on every node, and the actors are gone in any case.
         """
-        refs = [actor.stop.remote(grace_s) for actor in self._actors]
+        # An actor that has not started its server has nothing to end; one in the middle of it
+        # loses its server when it is killed.
+        pairs = zip(self._actors, self._started, strict=True) if self._actors else ()
+        refs = [actor.stop.remote(grace_s) for actor, started in pairs if started is not None]
         if refs:
             ray.wait(refs, num_returns=len(refs), timeout=grace_s + KILL_S, fetch_local=False)
         for actor in self._actors:
@@ -169,6 +172,8 @@ class EngineGroup:
         if not errors:
             names = ", ".join(self.launches[rank].name for rank in late)
             lines = [f"{names} did not answer {method!r} within {timeout_s:.0f} s"]
+            if method == "start":
+                lines.append("Ray may have no place for the actor: see `ray status`")
         return "\n".join(lines)
 
 

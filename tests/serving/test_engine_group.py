@@ -27,7 +27,7 @@ from serving.group import EngineGroup, GroupError, deploy
 
 pytest.importorskip("vllm", reason="needs vLLM")
 HOST = "127.0.0.1"
-STARTUP_S = 240.0
+STARTUP_S = 360.0
 DEADLINE_S = 60.0
 SLEEPS = ("-c", "import time; time.sleep(600)")
 MODEL = Model(name="tiny", made="tiny", load_format="dummy", max_model_len=2048)
@@ -103,7 +103,7 @@ def group(cluster: None, folder: Path) -> Iterator[EngineGroup]:
     up.stop(grace_s=0.0)
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(500)
 def test_ranks_of_one_group_answer_and_are_counted_apart(group: EngineGroup) -> None:
     before = group.counters(DEADLINE_S)
     first, second = group.endpoints
@@ -166,7 +166,7 @@ def test_death_of_a_rank_ends_the_group_without_a_trace(group: EngineGroup) -> N
     assert_nothing_left(found, launches)
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(500)
 def test_killed_actor_leaves_no_engine(cluster: None, folder: Path) -> None:
     up = start(WIDE_TP, folder)
     found, launches = sessions(up), up.launches
@@ -218,6 +218,13 @@ http.server.ThreadingHTTPServer(("{HOST}", {launches[0].port}), Handler).serve_f
     launches = [replace(launches[0], argv=("-c", mute))]
     with pytest.raises(GroupError, match="is healthy, but gave no token: timed out"):
         deploy(launches, seats, str(folder), startup_timeout_s=4.0)
+
+
+def test_actor_without_a_place_is_reported(cluster: None, folder: Path) -> None:
+    launches, _ = plan(on_free_ports(ONE), folder)
+    seats = [Seat(HOST, options={"resources": {"nowhere": 1}})]
+    with pytest.raises(GroupError, match=r"did not answer 'start' within 1 s\nRay may have no pl"):
+        deploy(launches, seats, str(folder), STARTUP_S, actor_start_s=1.0)
 
 
 def test_port_of_a_stranger_is_named_before_anything_starts(cluster: None, folder: Path) -> None:
