@@ -235,12 +235,13 @@ def test_an_idle_connection_that_the_rank_closed_is_not_used(router, ranks):
     read_until(client, b"ok")
     time.sleep(0.1)  # younger connections are reused unseen
 
-    # The end of stream and the next request reach the loop in the same round.
-    held = threading.Event()
-    router._loop.call_soon_threadsafe(held.wait, DEADLINE_S)
+    # The next request and the end of stream reach the loop in the same round, in this order.
+    holding, held = threading.Event(), threading.Event()
+    router._loop.call_soon_threadsafe(lambda: (holding.set(), held.wait(DEADLINE_S)))
+    assert holding.wait(DEADLINE_S)
+    client.sendall(POST)
     ranks[0].go_on.set()
     assert ranks[0].reached.wait(DEADLINE_S)
-    client.sendall(POST)
     held.set()
     assert read_until(client, b"ok").startswith(b"HTTP/1.1 200")
     assert tally(router) == (2, 2, 0, 0)

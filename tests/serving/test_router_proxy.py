@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -189,6 +190,23 @@ def test_a_client_that_does_not_read_stops_the_rank(behind):
     while got < total:
         got += len(client.recv(1 << 20))
     assert got == total
+
+
+def test_pipelined_requests_of_a_client_that_does_not_read_wait(behind):
+    size, times = 1 << 17, 400
+    response = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % size + b"x" * size
+    rank = Rank(lambda rank, connection, request: connection.sendall(response))
+    client = connect(behind(rank))
+    client.sendall(POST * times)
+    seen = -1
+    while seen != len(rank.requests):
+        seen = len(rank.requests)
+        time.sleep(0.5)
+    assert 0 < seen < times // 2
+    got = 0
+    while got < times * (len(response) + len(b"x-ep-ray-endpoint: rank0\r\n")):
+        got += len(client.recv(1 << 20))
+    assert len(rank.requests) == times
 
 
 def test_a_rank_that_does_not_read_stops_the_client(behind):
