@@ -1,8 +1,12 @@
-"""vLLM plugin: the two collectives that expert parallelism needs on the CPU build.
+"""vLLM plugin: what expert parallelism lacks on the CPU build.
 
 vLLM 0.30.0's `CpuCommunicator` has neither `all_gatherv` nor `reduce_scatterv`, and the only
 all-to-all manager on the CPU is built on them: the first MoE forward of a data-parallel group
 ends in `NotImplementedError`. This adds both over `torch.distributed`.
+
+Its expert kernel gets global expert ids and ignores the map from global to local ones: with
+expert parallelism it reads outside the rank's own weights, and sooner or later the worker dies
+of a segmentation fault. This maps the ids, and gives experts of other ranks the weight zero.
 
 Ranks hold different numbers of rows, and gloo gathers equal shapes only: each rank pads to the
 longest, all gather, and the padding is cut off. vLLM loads the plugin in every process of every
@@ -11,6 +15,9 @@ installation, so it does nothing where it is not needed.
 
 from __future__ import annotations
 
+import dis
+import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -32,6 +39,54 @@ def register() -> None:
         inherited = getattr(DeviceCommunicatorBase, name, None)
         if getattr(CpuCommunicator, name, None) is inherited:
             setattr(CpuCommunicator, name, method)
+    from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
+
+    if not _reads(CPUUnquantizedExperts.apply, "expert_map"):
+        CPUUnquantizedExperts.apply = with_local_experts(CPUUnquantizedExperts.apply)
+
+
+def _reads(function: Callable[..., Any], argument: str) -> bool:
+    """Whether a function ever looks at one of its arguments."""
+    loads = (i for i in dis.get_instructions(function) if i.opname.startswith("LOAD_"))
+    return any(argument == i.argval or argument in _names(i.argval) for i in loads)
+
+
+def _names(value: object) -> tuple[object, ...]:
+    # Python 3.13 loads two variables in one instruction and names both.
+    return value if isinstance(value, tuple) else ()
+
+
+def with_local_experts(apply: Callable[..., None]) -> Callable[..., None]:
+    """Wraps an experts' `apply` so that its kernel sees this rank's own experts only.
+
+    The map holds -1 for experts of other ranks: those (token, expert) pairs get a valid id and
+    the weight zero. The sum over ranks that follows adds their rows.
+    """
+
+    @functools.wraps(apply)
+    def mapped(self: Any, output: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        call = dict(zip(_APPLY_ARGUMENTS, args, strict=False)) | kwargs
+        expert_map = call["expert_map"]
+        if expert_map is None:
+            return apply(self, output, **call)
+        ids = call["topk_ids"]
+        local = expert_map[ids.long()]
+        elsewhere = local < 0
+        call["topk_ids"] = local.masked_fill(elsewhere, 0).to(ids.dtype).contiguous()
+        call["topk_weights"] = call["topk_weights"].masked_fill(elsewhere, 0.0)
+        apply(self, output, **call)
+        if call["apply_router_weight_on_input"]:  # then the kernel ignores the weights
+            output.masked_fill_(elsewhere.all(dim=1, keepdim=True), 0.0)
+        return None
+
+    return mapped
+
+
+_APPLY_ARGUMENTS = (
+    "hidden_states", "w1", "w2", "topk_weights", "topk_ids", "activation", "global_num_experts",
+    "expert_map", "a1q_scale", "a2_scale", "workspace13", "workspace2", "expert_tokens_meta",
+    "apply_router_weight_on_input",
+)  # fmt: skip
 
 
 def all_gatherv(

@@ -132,8 +132,10 @@ class ArmHost:
 
     def _start_router(self) -> None:
         router = self._config.router
-        self._router = cast(Any, RouterActor).options(name=f"router:{self._arm.name}", num_cpus=0).remote(
-            f"router:{self._arm.name}", router.host, router.port
+        self._router = (
+            cast(Any, RouterActor)
+            .options(name=f"router:{self._arm.name}", num_cpus=0)
+            .remote(f"router:{self._arm.name}", router.host, router.port)
         )
         self._url = wait_all([self._router.start.remote()], _CALL_S, "start of the router")[0]
         endpoints = [(endpoint.name, endpoint.url) for endpoint in self._up.endpoints]

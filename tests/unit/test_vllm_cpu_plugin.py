@@ -87,10 +87,9 @@ class TestRegister:
         return fresh
 
     def platform(self, monkeypatch: pytest.MonkeyPatch, is_cpu: bool) -> None:
-        import vllm.platforms
+        from vllm.platforms import current_platform
 
-        fake = SimpleNamespace(is_cpu=lambda: is_cpu)
-        monkeypatch.setattr(vllm.platforms, "current_platform", fake)
+        monkeypatch.setattr(current_platform, "is_cpu", lambda: is_cpu, raising=False)
 
     def test_adds_both_on_the_cpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.platform(monkeypatch, is_cpu=True)
@@ -111,3 +110,65 @@ class TestRegister:
         plugin.register()
         assert vars(self.communicator_class)["all_gatherv"] is own
         assert vars(self.communicator_class)["reduce_scatterv"] is plugin.reduce_scatterv
+
+
+HIDDEN, INTER, EXPERTS, TOPK, TOKENS = 64, 64, 4, 2, 9
+
+
+def vllm_experts():
+    """vLLM's own CPU experts, without an engine around them."""
+    cpu_moe = pytest.importorskip("vllm.model_executor.layers.fused_moe.experts.cpu_moe")
+    pytest.importorskip("vllm._C")
+    experts = object.__new__(cpu_moe.CPUUnquantizedExperts)
+    experts._use_zentorch = False
+    experts.quant_config = SimpleNamespace(w1_bias=None, w2_bias=None)
+    return experts, cpu_moe
+
+
+def run_experts(apply, experts, pack, w13, w2, x, weights, ids, expert_map):
+    from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+
+    output = torch.full_like(x, float("nan"))
+    apply(
+        experts, output, x, pack(w13, "vec"), pack(w2, "vec"), weights, ids, MoEActivation.SILU,
+        EXPERTS, expert_map, None, None, x.new_empty(0), x.new_empty(0), None, False,
+    )  # fmt: skip
+    return output.float()
+
+
+def test_experts_of_two_ranks_add_up_to_the_whole() -> None:
+    experts, cpu_moe = vllm_experts()
+    pack = cpu_moe.cpu_prepack_moe_weight
+    mapped = cpu_moe.CPUUnquantizedExperts.apply
+    if not plugin._reads(mapped, "expert_map"):
+        mapped = plugin.with_local_experts(mapped)
+    gen = torch.Generator().manual_seed(3)
+    bf16 = torch.bfloat16
+    w13 = torch.randn(EXPERTS, 2 * INTER, HIDDEN, generator=gen).to(bf16) / 8
+    w2 = torch.randn(EXPERTS, HIDDEN, INTER, generator=gen).to(bf16) / 8
+    x = torch.randn(TOKENS, HIDDEN, generator=gen).to(bf16)
+    scores = torch.rand(TOKENS, EXPERTS, generator=gen)
+    weights, ids = scores.topk(TOPK)
+    call = (x, weights.float().contiguous(), ids.to(torch.int32).contiguous())
+
+    whole = run_experts(mapped, experts, pack, w13, w2, *call, None)
+    half = EXPERTS // 2
+    parts = []
+    for rank in (0, 1):
+        mine = slice(rank * half, (rank + 1) * half)
+        expert_map = torch.full((EXPERTS,), -1, dtype=torch.int32)
+        expert_map[mine] = torch.arange(half, dtype=torch.int32)
+        parts.append(run_experts(mapped, experts, pack, w13[mine], w2[mine], *call, expert_map))
+    assert torch.allclose(parts[0] + parts[1], whole, rtol=2**-6, atol=2**-6)
+    assert not torch.allclose(parts[0], whole, rtol=2**-6, atol=2**-6)
+
+
+def test_a_function_that_reads_its_argument_is_left_alone() -> None:
+    def reads(a, expert_map):
+        return expert_map
+
+    def ignores(a, expert_map):
+        return a
+
+    assert plugin._reads(reads, "expert_map")
+    assert not plugin._reads(ignores, "expert_map")
