@@ -8,6 +8,7 @@ framing object is fed each read in order; `feed` says where the message ends in 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final, NamedTuple, Protocol
 
 MAX_HEAD_BYTES: Final = 65536
@@ -22,15 +23,11 @@ MORE: Final = -1
 DEFAULT_ROLE: Final = "measured"
 
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]"
-_REQUEST_LINE = re.compile(rb"(" + _TOKEN + rb"+) ([\x21-\x7e\x80-\xff]+) HTTP/1\.([01])\r\n")
-_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [^\r\n]*)?\r\n")
-_BAD_LINE = re.compile(rb"\r\n(?!" + _TOKEN + rb"+:|\r\n|\Z)")
-_REQUEST_FIELDS = re.compile(
-    rb"\r\n(content-length|transfer-encoding|connection|expect|x-ep-ray-role):[ \t]*([^\r\n]*)",
-    re.IGNORECASE,
-)
-_RESPONSE_FIELDS = re.compile(
-    rb"\r\n(content-length|transfer-encoding|connection):[ \t]*([^\r\n]*)", re.IGNORECASE
+_REQUEST_LINE = re.compile(rb"(" + _TOKEN + rb"+) ([\x21-\x7e\x80-\xff]+) HTTP/1\.([01])")
+_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: .*)?", re.DOTALL)
+_FIELD = re.compile(rb"(" + _TOKEN + rb"+):[ \t]*(.*?)[ \t]*", re.DOTALL)
+_FIELDS = frozenset(
+    (b"content-length", b"transfer-encoding", b"connection", b"expect", b"x-ep-ray-role")
 )
 _ROLE = re.compile(r"[A-Za-z0-9_.-]{1,32}")
 _LENGTH = re.compile(rb"[0-9]{1,18}")
@@ -185,10 +182,9 @@ class ResponseHead(NamedTuple):
 
 def parse_request(head: bytes) -> RequestHead:
     """Reads a request head, its empty line included. Raises `FramingError`."""
-    line = _REQUEST_LINE.match(head)
-    if line is None or _BAD_LINE.search(head):
-        raise FramingError(f"not an HTTP/1.1 request head: {head[:60]!r}")
-    fields = _fields(_REQUEST_FIELDS.findall(head))
+    lines = head[:-4].split(b"\r\n")
+    method, target, minor = _request_line(lines[0])
+    fields = _fields(lines)
     if b"transfer-encoding" in fields:
         if b"content-length" in fields or _last_token(fields[b"transfer-encoding"]) != b"chunked":
             raise FramingError("the request's length is ambiguous: send one of the two framings")
@@ -197,12 +193,12 @@ def parse_request(head: bytes) -> RequestHead:
         length = _length(fields)
         body = Length(length) if length else None
     return RequestHead(
-        line[1],
-        line[2],
+        method,
+        target,
         body,
         _role(fields[b"x-ep-ray-role"]) if b"x-ep-ray-role" in fields else DEFAULT_ROLE,
-        fields.get(b"expect", b"").lower() == b"100-continue",
-        _keep_alive(line[3], fields),
+        b"expect" in fields and fields[b"expect"].lower() == b"100-continue",
+        _keep_alive(minor, fields),
     )
 
 
@@ -213,12 +209,10 @@ def parse_response(head: bytes, to_head_request: bool = False) -> ResponseHead:
         head: All bytes from the status line to the empty line.
         to_head_request: Whether the request was a HEAD, whose response has no body.
     """
-    line = _STATUS_LINE.match(head)
-    if line is None or _BAD_LINE.search(head):
-        raise FramingError(f"not an HTTP/1.1 response head: {head[:60]!r}")
-    status = int(line[2])
-    fields = _fields(_RESPONSE_FIELDS.findall(head))
-    keep_alive = _keep_alive(line[1], fields)
+    lines = head[:-4].split(b"\r\n")
+    minor, status = _status_line(lines[0])
+    fields = _fields(lines)
+    keep_alive = _keep_alive(minor, fields)
     if to_head_request or status < 200 or status in (204, 304):
         return ResponseHead(status, None, keep_alive)
     if b"transfer-encoding" in fields:
@@ -231,12 +225,43 @@ def parse_response(head: bytes, to_head_request: bool = False) -> ResponseHead:
     return ResponseHead(status, Length(length) if length else None, keep_alive)
 
 
-def _fields(found: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    """Field values by lower-case name; repeated fields are joined as RFC 9110 5.3 does."""
+# Most lines of a head repeat from one message to the next: remembering them makes strict
+# checks of every line cheaper than a lenient search would be.
+
+
+@lru_cache(maxsize=1024)
+def _request_line(line: bytes) -> tuple[bytes, bytes, bytes]:
+    match = _REQUEST_LINE.fullmatch(line)
+    if match is None:
+        raise FramingError(f"not an HTTP/1.1 request line: {line[:60]!r}")
+    return match[1], match[2], match[3]
+
+
+@lru_cache(maxsize=1024)
+def _status_line(line: bytes) -> tuple[bytes, int]:
+    match = _STATUS_LINE.fullmatch(line)
+    if match is None:
+        raise FramingError(f"not an HTTP/1.1 response: it begins with {line[:60]!r}")
+    return match[1], int(match[2])
+
+
+@lru_cache(maxsize=1024)
+def _field(line: bytes) -> tuple[bytes, bytes] | None:
+    """Lower-case name and value of a header line; None when the router does not need it."""
+    match = _FIELD.fullmatch(line)
+    if match is None:
+        raise FramingError(f"not an HTTP/1.1 header line: {line[:60]!r}")
+    name = match[1].lower()
+    return (name, match[2]) if name in _FIELDS else None
+
+
+def _fields(lines: list[bytes]) -> dict[bytes, bytes]:
+    """The fields that the router needs; repeated ones are joined as RFC 9110 5.3 does."""
     fields: dict[bytes, bytes] = {}
-    for name, value in found:
-        name, value = name.lower(), value.rstrip(b" \t")
-        fields[name] = fields[name] + b"," + value if name in fields else value
+    for field in map(_field, lines[1:]):
+        if field is not None:
+            name, value = field
+            fields[name] = fields[name] + b"," + value if name in fields else value
     return fields
 
 
@@ -265,6 +290,7 @@ def _keep_alive(minor: bytes, fields: dict[bytes, bytes]) -> bool:
     return b"close" not in tokens if minor == b"1" else b"keep-alive" in tokens
 
 
+@lru_cache(maxsize=64)
 def _role(value: bytes) -> str:
     role = value.decode("latin-1")
     if not _ROLE.fullmatch(role):
