@@ -9,14 +9,8 @@ import struct
 from typing import TYPE_CHECKING, Final, cast
 
 from serving.router.exchange import Exchange
-from serving.router.framing import (
-    MAX_HEAD_BYTES,
-    MORE,
-    Framing,
-    FramingError,
-    RequestHead,
-    parse_request,
-)
+from serving.router.framing import MAX_HEAD_BYTES, MORE, Framing, FramingError
+from serving.router.heads import RequestHead, parse_request
 
 if TYPE_CHECKING:
     from serving.router.core import Core

@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from serving.router.endpoint import Endpoint, RoundRobin, Tally, split_url
-from serving.router.framing import RequestHead
+from serving.router.heads import RequestHead
 from serving.router.upstream import drop_idle
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from serving.router.upstream import Upstream, take_idle
 if TYPE_CHECKING:
     from serving.router.client import Client
     from serving.router.endpoint import Endpoint, Outcome, Tally
-    from serving.router.framing import ResponseHead
+    from serving.router.heads import ResponseHead
 
 _PENDING_BYTES: Final = 1 << 20  # of a request body while its connection is being opened
 

@@ -1,14 +1,14 @@
-"""Where an HTTP/1.1 message begins and ends, for any split of its bytes (RFC 9112).
+"""Where an HTTP/1.1 message ends, for any split of its bytes (RFC 9112).
 
-Pure: no sockets. Heads are parsed only as far as framing and routing need, and bodies are
-never copied or rebuilt, because the router forwards the bytes that it received. A body's
-framing object is fed each read in order; `feed` says where the message ends in that read.
+Pure: no sockets. Bodies are never copied or rebuilt, because the router forwards the bytes
+that it received. A body's framing object is fed each read in order; `feed` says where the
+message ends in that read. Heads, which say how a body is framed, are read in `heads.py`.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 MAX_HEAD_BYTES: Final = 65536
 """Longest head of a request or response, and longest trailer section."""
@@ -19,21 +19,6 @@ MAX_CHUNK_LINE_BYTES: Final = 4096
 MORE: Final = -1
 """What `feed` returns while the message has not ended."""
 
-DEFAULT_ROLE: Final = "measured"
-
-_TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]"
-_REQUEST_LINE = re.compile(rb"(" + _TOKEN + rb"+) ([\x21-\x7e\x80-\xff]+) HTTP/1\.([01])\r\n")
-_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [^\r\n]*)?\r\n")
-_BAD_LINE = re.compile(rb"\r\n(?!" + _TOKEN + rb"+:|\r\n|\Z)")
-_REQUEST_FIELDS = re.compile(
-    rb"\r\n(content-length|transfer-encoding|connection|expect|x-ep-ray-role):[ \t]*([^\r\n]*)",
-    re.IGNORECASE,
-)
-_RESPONSE_FIELDS = re.compile(
-    rb"\r\n(content-length|transfer-encoding|connection):[ \t]*([^\r\n]*)", re.IGNORECASE
-)
-_ROLE = re.compile(r"[A-Za-z0-9_.-]{1,32}")
-_LENGTH = re.compile(rb"[0-9]{1,18}")
 _SIZE_LINE = re.compile(rb"\r\n([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?\r\n")
 
 
@@ -147,126 +132,3 @@ class Chunked:
             raise FramingError(f"bad chunk framing: {tail[:40]!r}")
         self._skip, self._carry = 0, tail
         return MORE
-
-
-class RequestHead(NamedTuple):
-    """What the router needs of a request's head.
-
-    Attributes:
-        method: As sent.
-        target: Path and query.
-        body: How the body is framed; None without one.
-        role: Value of `x-ep-ray-role`.
-        expects: Whether the client waits for `100 Continue` before it sends the body.
-        keep_alive: Whether the client takes another response on this connection.
-    """
-
-    method: bytes
-    target: bytes
-    body: Framing | None
-    role: str
-    expects: bool
-    keep_alive: bool
-
-
-class ResponseHead(NamedTuple):
-    """What the router needs of a response's head.
-
-    Attributes:
-        status: Status code; below 200 it is interim and another head follows.
-        body: How the body is framed; None without one.
-        keep_alive: Whether the connection stays usable behind the body.
-    """
-
-    status: int
-    body: Framing | None
-    keep_alive: bool
-
-
-def parse_request(head: bytes) -> RequestHead:
-    """Reads a request head, its empty line included. Raises `FramingError`."""
-    line = _REQUEST_LINE.match(head)
-    if line is None or _BAD_LINE.search(head):
-        raise FramingError(f"not an HTTP/1.1 request head: {head[:60]!r}")
-    fields = _fields(_REQUEST_FIELDS.findall(head))
-    if b"transfer-encoding" in fields:
-        if b"content-length" in fields or _last_token(fields[b"transfer-encoding"]) != b"chunked":
-            raise FramingError("the request's length is ambiguous: send one of the two framings")
-        body: Framing | None = Chunked()
-    else:
-        length = _length(fields)
-        body = Length(length) if length else None
-    return RequestHead(
-        line[1],
-        line[2],
-        body,
-        _role(fields[b"x-ep-ray-role"]) if b"x-ep-ray-role" in fields else DEFAULT_ROLE,
-        fields.get(b"expect", b"").lower() == b"100-continue",
-        _keep_alive(line[3], fields),
-    )
-
-
-def parse_response(head: bytes, to_head_request: bool = False) -> ResponseHead:
-    """Reads a response head, its empty line included. Raises `FramingError`.
-
-    Args:
-        head: All bytes from the status line to the empty line.
-        to_head_request: Whether the request was a HEAD, whose response has no body.
-    """
-    line = _STATUS_LINE.match(head)
-    if line is None or _BAD_LINE.search(head):
-        raise FramingError(f"not an HTTP/1.1 response head: {head[:60]!r}")
-    status = int(line[2])
-    fields = _fields(_RESPONSE_FIELDS.findall(head))
-    keep_alive = _keep_alive(line[1], fields)
-    if to_head_request or status < 200 or status in (204, 304):
-        return ResponseHead(status, None, keep_alive)
-    if b"transfer-encoding" in fields:
-        if _last_token(fields[b"transfer-encoding"]) != b"chunked":
-            return ResponseHead(status, UntilClose(), False)
-        return ResponseHead(status, Chunked(), keep_alive and b"content-length" not in fields)
-    length = _length(fields)
-    if length is None:
-        return ResponseHead(status, UntilClose(), False)
-    return ResponseHead(status, Length(length) if length else None, keep_alive)
-
-
-def _fields(found: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    """Field values by lower-case name; repeated fields are joined as RFC 9110 5.3 does."""
-    fields: dict[bytes, bytes] = {}
-    for name, value in found:
-        name, value = name.lower(), value.rstrip(b" \t")
-        fields[name] = fields[name] + b"," + value if name in fields else value
-    return fields
-
-
-def _length(fields: dict[bytes, bytes]) -> int | None:
-    """The content length; several equal values are one. Raises `FramingError`."""
-    text = fields.get(b"content-length")
-    if text is None:
-        return None
-    if b"," in text:
-        values = {value.strip() for value in text.split(b",")}
-        text = values.pop() if len(values) == 1 else b"?"
-    if not _LENGTH.fullmatch(text):
-        raise FramingError(f"bad content-length: {fields[b'content-length'][:60]!r}")
-    return int(text)
-
-
-def _last_token(value: bytes) -> bytes:
-    return value.rpartition(b",")[2].strip().lower()
-
-
-def _keep_alive(minor: bytes, fields: dict[bytes, bytes]) -> bool:
-    value = fields.get(b"connection")
-    if value is None:
-        return minor == b"1"
-    tokens = {token.strip() for token in value.lower().split(b",")}
-    return b"close" not in tokens if minor == b"1" else b"keep-alive" in tokens
-
-
-def _role(value: bytes) -> str:
-    role = value.decode("latin-1")
-    if not _ROLE.fullmatch(role):
-        raise FramingError(f"bad x-ep-ray-role: {role[:60]!r}: 1 to 32 of A-Z a-z 0-9 _ . -")
-    return role

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from serving.router.framing import FramingError, parse_response
+from serving.router.framing import FramingError
+from serving.router.heads import parse_response
 
 
 async def probe_all(

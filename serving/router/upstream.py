@@ -7,15 +7,8 @@ import select
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, cast
 
-from serving.router.framing import (
-    MAX_HEAD_BYTES,
-    MORE,
-    Framing,
-    FramingError,
-    ResponseHead,
-    UntilClose,
-    parse_response,
-)
+from serving.router.framing import MAX_HEAD_BYTES, MORE, Framing, FramingError, UntilClose
+from serving.router.heads import ResponseHead, parse_response
 
 if TYPE_CHECKING:
     from serving.router.endpoint import Endpoint

@@ -18,9 +18,8 @@ from serving.router.framing import (
     FramingError,
     Length,
     UntilClose,
-    parse_request,
-    parse_response,
 )
+from serving.router.heads import parse_request, parse_response
 
 REQUEST = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\n%b\r\n"
 RESPONSE = b"HTTP/1.1 200 OK\r\nserver: a\r\n%b\r\n"

@@ -1,0 +1,180 @@
+"""Heads of HTTP/1.1 messages, read only as far as framing and routing need (RFC 9112). Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Final, NamedTuple
+
+from serving.router.framing import Chunked, Framing, FramingError, Length, UntilClose
+
+DEFAULT_ROLE: Final = "measured"
+
+_TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]"
+_REQUEST_LINE = re.compile(rb"(" + _TOKEN + rb"+) ([\x21-\x7e\x80-\xff]+) HTTP/1\.([01])")
+_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: .*)?", re.DOTALL)
+_FIELD = re.compile(rb"(" + _TOKEN + rb"+):[ \t]*(.*?)[ \t]*", re.DOTALL)
+_FIELDS = frozenset(
+    (b"content-length", b"transfer-encoding", b"connection", b"expect", b"x-ep-ray-role")
+)
+_ROLE = re.compile(r"[A-Za-z0-9_.-]{1,32}")
+_LENGTH = re.compile(rb"[0-9]{1,18}")
+
+
+class RequestHead(NamedTuple):
+    """What the router needs of a request's head.
+
+    Attributes:
+        method: As sent.
+        target: Path and query.
+        body: How the body is framed; None without one.
+        role: Value of `x-ep-ray-role`.
+        expects: Whether the client waits for `100 Continue` before it sends the body.
+        keep_alive: Whether the client takes another response on this connection.
+    """
+
+    method: bytes
+    target: bytes
+    body: Framing | None
+    role: str
+    expects: bool
+    keep_alive: bool
+
+
+class ResponseHead(NamedTuple):
+    """What the router needs of a response's head.
+
+    Attributes:
+        status: Status code; below 200 it is interim and another head follows.
+        body: How the body is framed; None without one.
+        keep_alive: Whether the connection stays usable behind the body.
+    """
+
+    status: int
+    body: Framing | None
+    keep_alive: bool
+
+
+def parse_request(head: bytes) -> RequestHead:
+    """Reads a request head, its empty line included. Raises `FramingError`."""
+    lines = head[:-4].split(b"\r\n")
+    method, target, minor = _request_line(lines[0])
+    fields = _fields(lines)
+    if b"transfer-encoding" in fields:
+        if b"content-length" in fields or _last_token(fields[b"transfer-encoding"]) != b"chunked":
+            raise FramingError("the request's length is ambiguous: send one of the two framings")
+        body: Framing | None = Chunked()
+    else:
+        length = _length(fields)
+        body = Length(length) if length else None
+    return RequestHead(
+        method,
+        target,
+        body,
+        _role(fields[b"x-ep-ray-role"]) if b"x-ep-ray-role" in fields else DEFAULT_ROLE,
+        b"expect" in fields and fields[b"expect"].lower() == b"100-continue",
+        _keep_alive(minor, fields),
+    )
+
+
+def parse_response(head: bytes, to_head_request: bool = False) -> ResponseHead:
+    """Reads a response head, its empty line included. Raises `FramingError`.
+
+    Args:
+        head: All bytes from the status line to the empty line.
+        to_head_request: Whether the request was a HEAD, whose response has no body.
+    """
+    status, body, keep_alive = _response(head, to_head_request)
+    return ResponseHead(status, body() if body else None, keep_alive)
+
+
+@lru_cache(maxsize=256)  # the heads of a cell's responses differ by their date, if at all
+def _response(head: bytes, to_head_request: bool) -> tuple[int, Callable[[], Framing] | None, bool]:
+    """Status, how to make the body's framing, and whether the connection stays usable."""
+    lines = head[:-4].split(b"\r\n")
+    minor, status = _status_line(lines[0])
+    fields = _fields(lines)
+    keep_alive = _keep_alive(minor, fields)
+    if to_head_request or status < 200 or status in (204, 304):
+        return status, None, keep_alive
+    if b"transfer-encoding" in fields:
+        if _last_token(fields[b"transfer-encoding"]) != b"chunked":
+            return status, UntilClose, False
+        return status, Chunked, keep_alive and b"content-length" not in fields
+    length = _length(fields)
+    if length is None:
+        return status, UntilClose, False
+    return status, partial(Length, length) if length else None, keep_alive
+
+
+# Most lines of a head repeat from one message to the next: remembering them makes strict
+# checks of every line cheaper than a lenient search would be.
+
+
+@lru_cache(maxsize=1024)
+def _request_line(line: bytes) -> tuple[bytes, bytes, bytes]:
+    match = _REQUEST_LINE.fullmatch(line)
+    if match is None:
+        raise FramingError(f"not an HTTP/1.1 request line: {line[:60]!r}")
+    return match[1], match[2], match[3]
+
+
+def _status_line(line: bytes) -> tuple[bytes, int]:
+    match = _STATUS_LINE.fullmatch(line)
+    if match is None:
+        raise FramingError(f"not an HTTP/1.1 response: it begins with {line[:60]!r}")
+    return match[1], int(match[2])
+
+
+@lru_cache(maxsize=1024)
+def _field(line: bytes) -> tuple[bytes, bytes] | None:
+    """Lower-case name and value of a header line; None when the router does not need it."""
+    match = _FIELD.fullmatch(line)
+    if match is None:
+        raise FramingError(f"not an HTTP/1.1 header line: {line[:60]!r}")
+    name = match[1].lower()
+    return (name, match[2]) if name in _FIELDS else None
+
+
+def _fields(lines: list[bytes]) -> dict[bytes, bytes]:
+    """The fields that the router needs; repeated ones are joined as RFC 9110 5.3 does."""
+    fields: dict[bytes, bytes] = {}
+    for field in map(_field, lines[1:]):
+        if field is not None:
+            name, value = field
+            fields[name] = fields[name] + b"," + value if name in fields else value
+    return fields
+
+
+def _length(fields: dict[bytes, bytes]) -> int | None:
+    """The content length; several equal values are one. Raises `FramingError`."""
+    text = fields.get(b"content-length")
+    if text is None:
+        return None
+    if b"," in text:
+        values = {value.strip() for value in text.split(b",")}
+        text = values.pop() if len(values) == 1 else b"?"
+    if not _LENGTH.fullmatch(text):
+        raise FramingError(f"bad content-length: {fields[b'content-length'][:60]!r}")
+    return int(text)
+
+
+def _last_token(value: bytes) -> bytes:
+    return value.rpartition(b",")[2].strip().lower()
+
+
+def _keep_alive(minor: bytes, fields: dict[bytes, bytes]) -> bool:
+    value = fields.get(b"connection")
+    if value is None:
+        return minor == b"1"
+    tokens = {token.strip() for token in value.lower().split(b",")}
+    return b"close" not in tokens if minor == b"1" else b"keep-alive" in tokens
+
+
+@lru_cache(maxsize=64)
+def _role(value: bytes) -> str:
+    role = value.decode("latin-1")
+    if not _ROLE.fullmatch(role):
+        raise FramingError(f"bad x-ep-ray-role: {role[:60]!r}: 1 to 32 of A-Z a-z 0-9 _ . -")
+    return role
