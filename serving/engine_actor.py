@@ -87,7 +87,7 @@ class EngineRank:
         check_free(self._launch.claims)
         ensure_here(self._launch.model)
         self._started_s = time.monotonic()
-        env = os.environ | _without_flashinfer() | self._launch.env
+        env = {**os.environ, **_without_flashinfer(), **self._launch.env}
         self._server = ServerProcess(self._launch.argv, env, self._log)
         return Started(_node_id(), self._server.pid, self._server.session, str(self._log))
 

@@ -148,9 +148,8 @@ def test_first_error_is_the_cause_not_its_consequences(tmp_path: Path) -> None:
     log = tmp_path / "engine.log"
     log.write_text(
         "(APIServer pid=1) INFO 11-30 23:01:21 [api_server.py:1] error handling is on\n"
-        "(EngineCore pid=2) ERROR 11-30 23:01:21 [core.py:1231] Traceback (most recent call last):\n"
-        "(EngineCore pid=2) ERROR 11-30 23:01:21 [core.py:1231] ModuleNotFoundError: No module "
-        "named 'x'\n"
+        "(EngineCore pid=2) ERROR 11-30 [core.py:1231] Traceback (most recent call last):\n"
+        "(EngineCore pid=2) ERROR 11-30 [core.py:1231] ModuleNotFoundError: No module named 'x'\n"
         "(APIServer pid=1) RuntimeError: Engine core initialization failed.\n"
     )
     assert first_error(log) == "ModuleNotFoundError: No module named 'x'"
