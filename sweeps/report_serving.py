@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sweeps.metrics import CellMetrics
+from serving.load.metrics import CellMetrics
 from sweeps.report_ratio import ratio_table
 from sweeps.results import Outcome, labels
 from sweeps.tablefmt import Metric, Section, Table, Value, side_by_side

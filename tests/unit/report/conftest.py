@@ -77,6 +77,12 @@ def _request(sent_ms: float, chunk_ms: list[float], tokens: list[int], **values:
     """A request whose chunks arrive at `chunk_ms` (absolute, like `sent_ms`)."""
     chunk_ns = [round(at * MS) for at in chunk_ms]
     defaults: Row = {
+        "request_id": "r",
+        "endpoint": None,
+        "reason": "",
+        "http_status": 200,
+        "finish_reason": "length",
+        "intended_ns": round(sent_ms * MS),
         "role": "measured",
         "state": "complete",
         "prompt_tokens": 1024,
