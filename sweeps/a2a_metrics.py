@@ -58,6 +58,13 @@ class OpMetrics:
             return None
         return float(max(known)) / self.headline_us * _BYTES_PER_US_TO_GB_PER_S
 
+    def busbw_gb_per_s(self, ranks: int) -> float | None:
+        """What nccl-tests calls busbw: mean bytes that a rank sends to others / headline."""
+        total = self.facts.get("wire_bytes_total")
+        if not total or not self.headline_us:
+            return None
+        return float(total) / ranks / self.headline_us * _BYTES_PER_US_TO_GB_PER_S
+
 
 @dataclass(frozen=True)
 class A2aMetrics:

@@ -52,6 +52,7 @@ class Trial:
     dp: int | None
     versions_json: str | None
     hardware_json: str | None
+    env_json: str | None
 
     @property
     def label(self) -> str:

@@ -34,6 +34,11 @@ class View:
         """The trials that measured `a2a` or `serving`."""
         return [trial for trial in self.trials if trial.measure == measure]
 
+    def place(self, trial: Trial) -> tuple[str, str]:
+        """Arm and cell of a trial, in words; with its repeat where cells were repeated."""
+        repeated = any(other.repeat for other in self.trials)
+        return trial.label, f"{trial.cell}, repeat {trial.repeat}" if repeated else trial.cell
+
     def rows(
         self, table: str, columns: tuple[str, ...] = ()
     ) -> Iterator[tuple[Trial, dict[str, Any]]]:
