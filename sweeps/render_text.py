@@ -25,9 +25,11 @@ def print_report(title: str, sections: Sequence[Section], file: IO[str]) -> None
     lines = [Text(title, style="bold")]
     for section in sections:
         lines += _section(section, limit)
-    for line in lines:
-        line.rstrip()
-        console.print(line, soft_wrap=True)
+    with console.capture() as capture:
+        for line in lines:
+            line.rstrip()
+            console.print(line, soft_wrap=True)
+    file.write(capture.get())  # at once: a reader that has seen enough is `BrokenPipeError` here
 
 
 def _section(section: Section, limit: int) -> list[Text]:

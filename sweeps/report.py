@@ -110,5 +110,5 @@ def _summary(swept: View) -> str:
     ended = f"{bad} FAILED" if bad else "all ended well"
     requests = f"{lost} requests FAILED" if lost else "no request failed"
     served = f", {requests}" if swept.tables["requests"].num_rows else ""
-    doubts = f"{flagged} flagged" if flagged else "no flags"
+    doubts = f"{flagged} trials flagged" if flagged else "no flags"
     return f"{len(swept.trials)} trials of {arms}: {ended}{served}, {doubts}."

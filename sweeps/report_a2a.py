@@ -68,12 +68,10 @@ def _by_load(view: View) -> Iterator[tuple[str, Cells]]:
 
 def _ratios(view: View) -> list[Section]:
     arms = labels(view.of("a2a"))
-    if len(arms) < 2:
-        return []
     short = {key: _short(outcomes) for key, outcomes in sorted(view.a2a.items())}
     unique = len(set(short.values())) == len(short)
     rows = {short[k] if unique else f"{k[0]}, EP{k[1]}": view.a2a[k] for k in short}
-    return [ratio_table("All-to-all ratios", arms, HEADLINES, rows)]
+    return ratio_table("All-to-all ratios", arms, HEADLINES, rows)
 
 
 def _short(outcomes: dict[str, Outcome[A2aMetrics]]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from statistics import median
 from typing import Any
 
 from sweeps.tablefmt import Block, Section, Table, text_table
@@ -139,17 +140,14 @@ def _listed(values: list[str]) -> str:
 
 def _telemetry(view: View) -> list[Block]:
     """Least, median and greatest of each reading, over the whole sweep."""
-    if view.tables["telemetry"].num_rows == 0:
-        return []
-    rows = view.tables["telemetry"].group_by(["node", "source", "name"], use_threads=False)
-    sums = rows.aggregate(
-        [("value", "min"), ("value", "approximate_median"), ("value", "max"), ("value", "count")]
-    )
+    readings: dict[tuple[str, ...], list[float]] = {}
+    for _, row in view.rows("telemetry", ("node", "source", "name", "value")):
+        if row["value"] is not None:
+            key = (row["node"] or "", row["source"] or "", row["name"] or "")
+            readings.setdefault(key, []).append(row["value"])
     body = [
-        (row["node"], row["source"], row["name"], row["value_count"])
-        + tuple(f"{row[f'value_{end}']:g}" for end in ("min", "approximate_median", "max"))
-        for row in sums.to_pylist()
-        if row["value_count"]
+        (*key, len(values), *[f"{end:g}" for end in (min(values), median(values), max(values))])
+        for key, values in readings.items()
     ]
     columns = ("node", "source", "reading", "samples", "least", "median", "greatest")
-    return [text_table("Readings over the sweep", columns, body)]
+    return [text_table("Readings over the sweep", columns, body)] if body else []

@@ -11,16 +11,12 @@ from sweeps.results import Trial
 from sweeps.tablefmt import Block, Section, Table, text_table
 from sweeps.view import View
 
-_CLIENT = tuple(f"client_{name}" for name in ("sent", "complete", "failed", "aborted"))
-_ROUTER = tuple(f"router_{n}" for n in ("forwarded", "complete", "failed", "aborted", "retried"))
-_COUNTS = (*_CLIENT, *_ROUTER, "engine_complete", "engine_aborted")
-_BRIEF = (
-    "client_sent",
-    "client_complete",
-    "router_forwarded",
-    "router_complete",
-    "engine_complete",
+_COUNTS = (
+    *("client_sent", "client_complete", "client_failed", "client_aborted"),
+    *("router_forwarded", "router_complete", "router_failed", "router_aborted", "router_retried"),
+    *("engine_complete", "engine_aborted"),
 )
+_BRIEF = tuple(name for name in _COUNTS if name.endswith(("sent", "forwarded", "complete")))
 _ALL_ROLES = "all"
 _MOST_EVIDENCE = 12  # lines per arm; the rest stays in the Parquet table, and is counted
 
@@ -31,8 +27,8 @@ def sections(view: View) -> list[Section]:
     """The ledger and the transport, as far as the sweep recorded them."""
     text = (
         "Requests of all roles and cells, summed for each rank: sent by the client, forwarded "
-        "by the router, completed by the engine. They must agree in every cell. Failures that never "
-        "happened have no column."
+        "by the router, completed by the engine. They must agree in every cell. What never "
+        "happened has no column."
     )
     rows = list(view.rows("ledger"))
     ledger = Section("Ledger", (text, _ledger(rows, _COUNTS), *_disagreements(view, rows)))

@@ -9,8 +9,8 @@ from sweeps.results import Trial
 from sweeps.tablefmt import Block, Section, Verbatim, text_table
 from sweeps.view import View
 
-_SHORT = 70  # characters of a reason that fit beside its arm and cell on a terminal
-_MOST_CELLS = 3
+_SHORT = 110  # characters of a reason: two lines beside its arm and cells
+_MOST_CELLS = 2
 _ARM_DOWN = "the arm is down: "  # before the reason of the cell that brought it down
 
 

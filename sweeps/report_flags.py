@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sweeps.results import Trial, doubles
+from sweeps.report_failures import bad_trials
+from sweeps.results import Trial, doubles, labels
 from sweeps.tablefmt import Section, text_table
 from sweeps.view import View, a2a_key, serving_key
 
@@ -27,24 +28,26 @@ class Flag:
 
 
 def flags(view: View) -> list[Flag]:
-    """Every flag of a sweep."""
+    """Every flag of a sweep; a failed trial has its reason, and needs none."""
     found = [*_transport_flags(view), *_cell_flags(view), *_request_flags(view)]
-    return [*found, *_ledger_flags(view), *_operation_flags(view), *_data_flags(view)]
+    found += [*_ledger_flags(view), *_operation_flags(view), *_data_flags(view)]
+    failed = {view.place(trial) for trial in bad_trials(view)}
+    return [flag for flag in found if (flag.arm, flag.cell) not in failed]
 
 
-def kinds(found: list[Flag]) -> dict[tuple[str, str], list[Flag]]:
-    """Flags by arm and by what they share."""
+def _kinds(view: View) -> list[tuple[str, str, list[Flag]]]:
+    """Flags of one arm that share what they say, arms in the order of the trials."""
     grouped: dict[tuple[str, str], list[Flag]] = {}
-    for flag in found:
+    for flag in flags(view):
         grouped.setdefault((flag.arm, flag.what), []).append(flag)
-    return grouped
+    order = labels(view.trials)
+    return [(*k, grouped[k]) for k in sorted(grouped, key=lambda key: order.index(key[0]))]
 
 
 def sections(view: View) -> list[Section]:
     """All flags with every cell they are about; nothing where there are none."""
     rows = [
-        (arm, what, "; ".join(flag.where for flag in group))
-        for (arm, what), group in kinds(flags(view)).items()
+        (arm, what, "; ".join(flag.where for flag in group)) for arm, what, group in _kinds(view)
     ]
     return [Section("Flags", (text_table("", ("arm", "flag", "cells"), rows),))] if rows else []
 
@@ -54,7 +57,7 @@ def brief(view: View) -> list[Section]:
     trials = Counter(trial.label for trial in view.trials)
     rows = [
         (arm, what, f"{len({flag.cell for flag in group})} of {trials[arm]}", group[0].where)
-        for (arm, what), group in kinds(flags(view)).items()
+        for arm, what, group in _kinds(view)
     ]
     columns = ("arm", "flag", "trials", "for example")
     return [Section("Flags", (text_table("", columns, rows),))] if rows else []
@@ -62,8 +65,6 @@ def brief(view: View) -> list[Section]:
 
 def _transport_flags(view: View) -> Iterator[Flag]:
     for trial in view.trials:
-        if trial.status != "ok":
-            continue
         asked, seen = trial.transport_asked, trial.transport_seen
         if trial.transport_status == "contradicted":
             yield Flag(*view.place(trial), f"asked for transport {asked}, but {seen} was seen")

@@ -15,14 +15,16 @@ def ratio_table(
     metrics: Sequence[Metric],
     rows: Mapping[str, Mapping[str, Outcome[M]]],
     whole: Callable[[Outcome[M]], bool] = lambda _: True,
-) -> Section:
+) -> list[Section]:
     """The first of `arms` over each other one; marked where the first is the better one.
 
-    `whole` says whether an outcome may be judged (not when some of its requests failed).
+    Nothing where no cell has figures of two arms. `whole` says whether an outcome may be
+    judged (not when some of its requests failed).
     """
-    tables = [_against(arms[0], other, metrics, rows, whole) for other in arms[1:]]
-    repeats = {r.repeats for _, ratios in tables for r in ratios}
-    return Section(title, (_explain(arms[0], repeats), *[table for table, _ in tables]))
+    found = [_against(arms[0], other, metrics, rows, whole) for other in arms[1:]]
+    tables = [table for table, _ in found if table.rows]
+    repeats = {r.repeats for _, ratios in found for r in ratios}
+    return [Section(title, (_explain(arms[0], repeats), *tables))] if tables else []
 
 
 def _against(

@@ -58,10 +58,8 @@ def brief(view: View) -> list[Section]:
 
 def _ratios(view: View) -> list[Section]:
     arms = labels(view.of("serving"))
-    if len(arms) < 2:
-        return []
     rows = {f"{shape} c{c}": outcomes for (shape, c), outcomes in sorted_cells(view.serving)}
-    return [ratio_table("Serving ratios", arms, LATENCY, rows, _whole)]
+    return ratio_table("Serving ratios", arms, LATENCY, rows, _whole)
 
 
 def sorted_cells(grid: ServingGrid) -> Cells:

@@ -33,7 +33,6 @@ class Results:
             "cell": "1024/256 c1",
             "repeat": 0,
             "status": "ok",
-            "config_json": json.dumps({"arm": {"name": "wide_tp"}, "backend": {"name": "gloo"}}),
             "started_unix_ns": len(self.rows["trials"]),
             "device": "CPU model",
             "transport_status": "proved",
