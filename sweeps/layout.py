@@ -66,27 +66,26 @@ def table_width(table: Table) -> int:
 def split(table: Table, limit: int) -> list[Table]:
     """The table, or parts of it cut between groups so that each fits `limit` where it can.
 
-    Every part repeats the leading columns, which have no group.
+    Every part repeats the leading columns, which have no group; the first has the title.
     """
     runs = spans(table.columns)
     labels = runs[0][1] if runs and not runs[0][0] else []
-    groups = [(group, run) for group, run in runs if run != labels]
+    groups = [run for _, run in runs if run != labels]
     if table_width(table) <= limit or len(groups) < 2:
         return [table]
-    parts: list[list[tuple[str, list[int]]]] = []
-    for entry in groups:
-        if parts and table_width(_part(table, labels, [*parts[-1], entry])) <= limit:
-            parts[-1].append(entry)
+    parts: list[list[list[int]]] = []
+    for run in groups:
+        if parts and table_width(_part(table, "", labels, [*parts[-1], run])) <= limit:
+            parts[-1].append(run)
         else:
-            parts.append([entry])
-    return [_part(table, labels, part) for part in parts]
+            parts.append([run])
+    return [_part(table, "" if n else table.title, labels, part) for n, part in enumerate(parts)]
 
 
-def _part(table: Table, labels: list[int], groups: Sequence[tuple[str, list[int]]]) -> Table:
-    chosen = [*labels, *[index for _, run in groups for index in run]]
-    names = ", ".join(group for group, _ in groups if group)
+def _part(table: Table, title: str, labels: list[int], groups: Sequence[list[int]]) -> Table:
+    chosen = [*labels, *[index for run in groups for index in run]]
     return Table(
-        f"{table.title}: {names}" if table.title and names else table.title or names,
+        title,
         tuple(table.columns[index] for index in chosen),
         tuple(tuple(row[index] for index in chosen) for row in table.rows),
     )

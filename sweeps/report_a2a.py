@@ -82,19 +82,27 @@ def _short(outcomes: dict[str, Outcome[A2aMetrics]]) -> str:
 
 def _headlines(view: View, load: str, cells: Cells) -> Table:
     arms = {arm: _heading(view, arm) for arm in labels(view.of("a2a"))}
+    metrics = _measured(cells)
     rows = [
-        (f"EP{ep}", {(arm, m.key): _value(o, m) for arm, o in outcomes.items() for m in HEADLINES})
+        (f"EP{ep}", {(arm, m.key): _value(o, m) for arm, o in outcomes.items() for m in metrics})
         for ep, outcomes in cells
     ]
     bounded = any(value.beside for _, values in rows for value in values.values())
-    return side_by_side(load, "", arms, HEADLINES, rows, BESIDE if bounded else "")
+    return side_by_side(load, "", arms, metrics, rows, BESIDE if bounded else "")
+
+
+def _measured(cells: Cells) -> list[Metric]:
+    """Headlines of what any arm timed; all of them when none did, to say how each ended."""
+    ran = [run for _, outcomes in cells for o in outcomes.values() for run in o.metrics.values()]
+    ops = {f"{op}_us" for run in ran for op in run.ops}
+    return [metric for metric in HEADLINES if metric.key in ops] or list(HEADLINES)
 
 
 def _heading(view: View, arm: str) -> str:
     """Backend and transport: the asked one is in its label, else the one that was seen."""
     trials = [t for t in view.of("a2a") if t.label == arm and t.transport_seen]
     seen = sorted({t.transport_seen or "" for t in trials if t.transport_asked == "auto"})
-    return f"{arm}\n{' or '.join(seen)} seen" if seen else arm
+    return f"{arm}\n{' or '.join(seen)} seen" if seen else arm.replace(" over ", "\nover ")
 
 
 def _value(outcome: Outcome[A2aMetrics], metric: Metric) -> Value:

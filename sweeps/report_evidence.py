@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sweeps.results import Trial
+from sweeps.results import Trial, labels
 from sweeps.tablefmt import Block, Section, Table, text_table
 from sweeps.view import View
 
@@ -53,14 +53,14 @@ def _ledger(rows: Sequence[tuple[Trial, Row]], counts: Sequence[str]) -> Table:
 
 
 def _with_counts(
-    title: str, labels: Sequence[str], counts: Sequence[str], body: Sequence[tuple[object, ...]]
+    title: str, first: Sequence[str], counts: Sequence[str], body: Sequence[tuple[object, ...]]
 ) -> Table:
     """A table that ends in these counts, without those of failures that never happened."""
-    at = len(labels)
+    at = len(first)
     shown = [i for i, name in enumerate(counts) if name in _BRIEF or any(r[at + i] for r in body)]
     headings = [counts[i].replace("_", "\n", 1) for i in shown]
     rows = [(*row[:at], *[row[at + i] for i in shown]) for row in body]
-    return text_table(title, (*labels, *headings), rows)
+    return text_table(title, (*first, *headings), rows)
 
 
 def _rank(trial: Trial, row: Row) -> str:
@@ -99,8 +99,8 @@ def _disagreements(view: View, rows: Sequence[tuple[Trial, Row]]) -> list[Table]
         for t, r in rows
         if r["agrees"] is False
     ]
-    labels = ("arm", "cell", "rank", "role")
-    return [_with_counts("Where the counts disagree", labels, _COUNTS, body)] if body else []
+    first = ("arm", "cell", "rank", "role")
+    return [_with_counts("Where the counts disagree", first, _COUNTS, body)] if body else []
 
 
 def _transport(view: View) -> Table:
@@ -113,9 +113,10 @@ def _transport(view: View) -> Table:
     shows: dict[str, list[tuple[str, str | None]]] = {}
     for trial, row in view.rows("transport", ("source", "transport")):
         shows.setdefault(trial.trial_id, []).append((row["source"], row["transport"]))
+    order = labels(view.trials)
     rows = [
         (*key, len(ids), _summary([pair for i in ids for pair in shows.get(i, [])]))
-        for key, ids in trials.items()
+        for key, ids in sorted(trials.items(), key=lambda item: order.index(item[0][0]))
     ]
     return text_table("", ("arm", "asked", "seen", "status", "trials", "evidence"), rows)
 

@@ -46,7 +46,13 @@ def _against(
         if any(cell.text for cell in cells):
             body.append((Cell(label), *cells))
     headings = ("cell", *[metric.heading for metric in metrics])
-    return Table(f"{first} / {other}", headings, tuple(body)), found
+    kept = [i for i in range(len(headings)) if any(row[i].text for row in body)]
+    table = Table(
+        f"{first} / {other}",
+        tuple(headings[i] for i in kept),
+        tuple(tuple(row[i] for i in kept) for row in body),
+    )
+    return table, found
 
 
 def _ratio(a: Outcome[M], b: Outcome[M], metric: Metric) -> Ratio | None:

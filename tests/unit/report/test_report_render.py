@@ -72,9 +72,8 @@ def test_a_wide_table_is_cut_between_groups_and_keeps_its_labels() -> None:
     assert max(len(line) for line in out.getvalue().splitlines()) <= 120
     assert out.getvalue().count("gloo") == 3
     text = markdown("title", [section])
-    assert [line for line in text.splitlines() if line.startswith("###")] == [
-        f"### t: group {g}" for g in "abc"
-    ]
+    assert [line for line in text.splitlines() if line.startswith("###")] == ["### t"]
+    assert text.count("| gloo |") == 3
     assert all(f" {n}.25 " in text for n in range(24))
 
 
