@@ -94,9 +94,10 @@ _SERVING = (
 _BOTH = (
     (
         "transport",
-        "`proved`: only what was asked for was seen, in the library's log or by bytes counted on "
-        "interfaces; `contradicted`: something else was; `unproved`: nothing was; `observed`: "
-        "nothing was asked for; `not applicable`: nothing crosses",
+        "`proved`: only what was asked for was seen (faster links inside a TP group aside), in the "
+        "library's log or by bytes on interfaces; `contradicted`: something else was; "
+        "`unproved`: nothing was; `observed`: nothing was asked for; `not applicable`: nothing "
+        "crosses",
     ),
     (
         "ratio",
