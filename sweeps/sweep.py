@@ -136,11 +136,12 @@ def _refuse_mixed(first: Config, other: Config) -> None:
 
 
 def _print_report(folder: Path) -> None:
-    from sweeps.report import of_results
-    from sweeps.tablefmt import markdown, print_report
+    from sweeps.render_markdown import markdown
+    from sweeps.render_text import print_report
+    from sweeps.report import footer, of_results
 
-    title, sections = of_results(str(folder), None)
-    print_report(title, sections, sys.stdout)
+    report = of_results(folder)
+    print_report(report.title, report.brief, sys.stdout)
     target = folder / "report.md"
-    target.write_text(markdown(title, sections), encoding="utf-8")
-    print(f"\nResults: {folder}\nReport:  {target}\nAgain:   python -m ep_ray.report {folder}")
+    target.write_text(markdown(report.title, report.full), encoding="utf-8")
+    print(footer(folder, target))
