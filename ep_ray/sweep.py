@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 import hydra
 from hydra._internal.utils import get_args_parser
@@ -37,8 +37,12 @@ def main() -> None:
             sys.exit(OK)
         sys.exit(_sweep(points))
     except ConfigError as error:
-        print(f"ep-ray: {error}", file=sys.stderr)
-        sys.exit(REFUSED)
+        _refuse(error)
+
+
+def _refuse(error: ConfigError) -> NoReturn:
+    print(f"ep-ray: {error}", file=sys.stderr)
+    sys.exit(REFUSED)
 
 
 def _points(arguments: Any) -> list[Config]:
@@ -59,7 +63,7 @@ def _sweep(points: list[Config]) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     sweep = Sweep(points)
     try:
-        _hydra_main(lambda composed: sweep.run(typed(composed)))
+        _hydra_main(lambda composed: _run(sweep, composed))
         return OK if sweep.finish() else FAILED
     except KeyboardInterrupt:
         print("ep-ray: interrupted; finished trials are kept", file=sys.stderr)
@@ -67,6 +71,13 @@ def _sweep(points: list[Config]) -> int:
         return FAILED
     finally:
         sweep.close()
+
+
+def _run(sweep: Any, composed: DictConfig) -> None:
+    try:
+        sweep.run(typed(composed))
+    except ConfigError as error:  # Ray does not start, say: Hydra would print a traceback
+        _refuse(error)
 
 
 def _hydra_main(task: Any) -> None:

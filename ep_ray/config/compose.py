@@ -86,6 +86,8 @@ def compose_all(
     search = [f"hydra.searchpath=[file://{Path(search_dir).resolve()}]"] if search_dir else []
     with _hydra():
         points = _points([*search, *overrides], multirun)
+        if not points:
+            raise ConfigError(f"no point to run: a sweep in {' '.join(overrides)} has no values")
         return [_compose_point(point) for point in points]
 
 
