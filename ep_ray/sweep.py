@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import signal
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 import hydra
 from hydra._internal.utils import get_args_parser
 from omegaconf import DictConfig
 
-from ep_ray.config.compose import CONFIG_NAME, compose_all, config_dir, register, typed
+from ep_ray.config.compose import compose_all, register, typed
 from ep_ray.config.errors import ConfigError
+from ep_ray.config.folder import CONFIG_NAME, config_dir
 from ep_ray.config.schema import Config
 
 # Exit codes: all trials fine, a trial failed, the command line cannot run.
@@ -36,8 +37,12 @@ def main() -> None:
             sys.exit(OK)
         sys.exit(_sweep(points))
     except ConfigError as error:
-        print(f"ep-ray: {error}", file=sys.stderr)
-        sys.exit(REFUSED)
+        _refuse(error)
+
+
+def _refuse(error: ConfigError) -> NoReturn:
+    print(f"ep-ray: {error}", file=sys.stderr)
+    sys.exit(REFUSED)
 
 
 def _points(arguments: Any) -> list[Config]:
@@ -46,6 +51,8 @@ def _points(arguments: Any) -> list[Config]:
             "--config-path and --config-name would replace the schema: add a folder of your own "
             "experiments with --config-dir=FOLDER (FOLDER/exp/NAME.yaml, then +exp=NAME)"
         )
+    if arguments.cfg and arguments.multirun:
+        raise ConfigError("--cfg shows one configuration: leave -m and the sweep's values out")
     return compose_all(arguments.overrides, arguments.multirun, arguments.config_dir)
 
 
@@ -56,7 +63,7 @@ def _sweep(points: list[Config]) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     sweep = Sweep(points)
     try:
-        _hydra_main(lambda composed: sweep.run(typed(composed)))
+        _hydra_main(lambda composed: _run(sweep, composed))
         return OK if sweep.finish() else FAILED
     except KeyboardInterrupt:
         print("ep-ray: interrupted; finished trials are kept", file=sys.stderr)
@@ -64,6 +71,13 @@ def _sweep(points: list[Config]) -> int:
         return FAILED
     finally:
         sweep.close()
+
+
+def _run(sweep: Any, composed: DictConfig) -> None:
+    try:
+        sweep.run(typed(composed))
+    except ConfigError as error:  # Ray does not start, say: Hydra would print a traceback
+        _refuse(error)
 
 
 def _hydra_main(task: Any) -> None:

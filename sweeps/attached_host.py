@@ -54,7 +54,7 @@ class AttachedHost:
                 self._arm.url or "",
                 config.load.api.name,
                 config.model.name,
-                token_prompts=config.model.vocab_size is not None,
+                config.model.vocab_size,
             )
         except AttachError as error:
             raise TrialError("failed", str(error)) from error

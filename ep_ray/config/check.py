@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from urllib.parse import urlsplit
 
 from ep_ray.config.errors import ConfigError
@@ -22,6 +22,7 @@ from ep_ray.config.schema import (
 from ep_ray.inventory import ENV_PREFIXES
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_ALLOWED = "use letters, digits, '.', '_', '-', and begin with a letter or digit"
 
 # Wide TP stays inside one node, so no NIC carries it.
 ARM_TRANSPORTS = {
@@ -56,9 +57,9 @@ def arms_of(config: Config) -> list[Arm]:
     return [config.arm, *config.against.arms.values()]
 
 
-def backends_of(config: Config) -> list[Backend]:
-    """The backend under test and those it is compared with, in order."""
-    return [config.backend, *config.against.backends.values()]
+def backends_of(config: Config) -> list[tuple[str, Backend]]:
+    """The backend under test and those it is compared with, in order, by name in the tables."""
+    return [(config.backend.name, config.backend), *config.against.backends.items()]
 
 
 def transport_of(config: Config, arm: Arm) -> Transport:
@@ -80,7 +81,7 @@ def _general(config: Config) -> Iterator[str]:
     if not config.measure:
         yield "`measure` is empty: name a2a, serving or both"
     if not _NAME.fullmatch(config.name):
-        yield f"`name={config.name}` becomes a folder's name: use letters, digits, '.', '_', '-'"
+        yield f"`name={config.name}` becomes a folder's name: {_ALLOWED}"
     if config.repeats < 1:
         yield f"`repeats={config.repeats}`: at least 1"
     for key, transport in _transports(config):
@@ -112,7 +113,11 @@ def _workload(config: Config) -> Iterator[str]:
             yield f"`workload.phases.{name}`: tokens and iterations are at least 1"
     for ep in work.ep:
         yield from _ep_size(config, ep)
-    for backend in backends_of(config):
+    for name, routing in (("workload.ep", work.ep), ("workload.routing", work.routing)):
+        yield from _twice(name, [getattr(value, "name", value) for value in routing])
+    for name, backend in backends_of(config):
+        if not _NAME.fullmatch(name):
+            yield f"backend `{name}`: {_ALLOWED}"
         allowed = BACKEND_TRANSPORTS.get(backend.name, set(TransportKind))
         if config.transport.kind not in allowed:
             yield _transport_problem("transport", config.transport.kind, backend.name, allowed)
@@ -136,8 +141,11 @@ def _ep_size(config: Config, ep: int) -> Iterator[str]:
 def _serving(config: Config) -> Iterator[str]:
     arms = arms_of(config)
     names = [arm.name for arm in arms]
-    for name in {n for n in names if names.count(n) > 1}:
+    for name in sorted({n for n in names if names.count(n) > 1}):
         yield f"two arms are called `{name}`: give each its own `name`"
+    for name in names:
+        if not _NAME.fullmatch(name):
+            yield f"arm `{name}` names actors and log files: {_ALLOWED}"
     for arm in arms:
         yield from _arm(config, arm)
     yield from _load(config)
@@ -205,11 +213,19 @@ def _load(config: Config) -> Iterator[str]:
             )
     if not load.shapes or not load.concurrency:
         yield "`load.shapes` and `load.concurrency` name at least one value each"
+    yield from _twice("load.shapes", load.shapes)
+    yield from _twice("load.concurrency", load.concurrency)
     for c in load.concurrency:
         if c < 1:
             yield f"`load.concurrency={c}`: at least 1"
     if load.min_requests < 1 or load.requests_per_slot < 1:
         yield "`load.min_requests` and `load.requests_per_slot` are at least 1"
+
+
+def _twice(key: str, values: Sequence[object]) -> Iterator[str]:
+    for value in dict.fromkeys(values):
+        if list(values).count(value) > 1:
+            yield f"`{key}` names {value} twice: each cell runs once; for repeats set repeats=N"
 
 
 def _transport_problem(
