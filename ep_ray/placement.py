@@ -17,11 +17,14 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ep_ray.address import service_ip
-from ep_ray.watchdog import wait_all
+from ep_ray.watchdog import TrialError, wait_all
 
 
-class PlacementError(Exception):
+class PlacementError(TrialError):
     """The cluster cannot hold the ranks: what was asked, what there is."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__("timeout", reason)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,8 +57,8 @@ class Session:
         if self.nodes:
             return
         if not ray.is_initialized():
-            self._init()
             self._started = True
+            self._init()
         self.nodes = tuple(_node(n) for n in ray.nodes() if n["Alive"])
 
     def _init(self) -> None:
@@ -65,11 +66,14 @@ class Session:
         if not self._cluster.mask_gpus:
             os.environ[NOSET] = "1"
         _absolute_python_path()
+        handler = signal.getsignal(signal.SIGTERM)
         try:
             if self._cluster.address:
                 self._attach(self._cluster.address)
             else:
                 self._local()
+        except SystemExit:  # while Ray starts, SIGTERM means this
+            raise KeyboardInterrupt from None
         except Exception as error:
             where = self._cluster.address or "a local cluster"
             raise ConfigError(
@@ -78,6 +82,8 @@ class Session:
                 "version and RAY_AUTH_MODE=token if it uses tokens; "
                 "without one: cluster=local"
             ) from error
+        finally:
+            signal.signal(signal.SIGTERM, handler)  # Ray has set its own
 
     def _attach(self, address: str) -> None:
         ray.init(

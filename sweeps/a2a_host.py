@@ -15,6 +15,7 @@ from ep_ray.a2a.rank import Membership, RankActor
 from ep_ray.address import is_one_node
 from ep_ray.backends.base import Spec
 from ep_ray.config.schema import Config, DeviceKind, TransportKind
+from ep_ray.interrupt import uninterrupted
 from ep_ray.placement import Slot, find_slots, in_bundle, release, reserve
 from ep_ray.transport import evidence_in_log, interface_evidence, judge, transport_env
 from ep_ray.watchdog import TrialError, kill_all, stacks, wait_all
@@ -61,16 +62,17 @@ class A2aHost:
             ranks = self._ready(trial)
             return self._measure(trial, ranks)
         except BaseException as error:
-            self._explain_and_kill(error)
+            with uninterrupted():
+                self._explain_and_kill(error)
             raise
 
-    def close(self) -> None:
-        """Ends the ranks: in order if they answer, by force if they do not."""
+    def close(self) -> list[str]:
+        """Ends the ranks: in order if they answer, else by force. Returns what is left."""
         if self._ranks is None:
-            return
+            return []
         leaving = [actor.leave.remote() for actor in self._ranks.actors]
         ray.wait(leaving, num_returns=len(leaving), timeout=self._config.deadlines.teardown_s)
-        self._kill()
+        return self._kill()
 
     def _ready(self, trial: A2aTrial) -> _Ranks:
         ranks = self._ranks or self._start(trial)
@@ -194,20 +196,22 @@ class A2aHost:
         )
 
     def _explain_and_kill(self, error: BaseException) -> None:
-        if self._ranks and isinstance(error, TrialError) and error.status == "timeout":
-            error.reason += "\n" + stacks(self._ranks.actors)
-        self._kill()
+        timed_out = isinstance(error, TrialError) and error.status == "timeout"
+        text = stacks(self._ranks.actors) if self._ranks and timed_out else ""
+        left = [f"left behind: {what}" for what in self._kill()]
+        if isinstance(error, TrialError):
+            error.reason = "\n".join(filter(None, [error.reason, text, *left]))
 
-    def _kill(self) -> None:
+    def _kill(self) -> list[str]:
         if self._ranks is None:
-            return
-        here = ray.get_runtime_context().get_node_id()
-        pids = [f["pid"] for f in self._ranks.facts if f["node_id"] == here]
-        left = kill_all(self._ranks.actors, pids)
+            return []
+        processes: dict[str, list[int]] = {}
+        for fact in self._ranks.facts:
+            processes.setdefault(fact["node_id"], []).append(fact["pid"])
+        left = kill_all(self._ranks.actors, processes)
         release(self._ranks.group)
         self._ranks = None
-        if left:
-            raise TrialError("crash", f"processes {left} of ended ranks cannot be killed")
+        return left
 
 
 def _hardware(facts: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import ray
 
 from ep_ray.address import is_one_node, service_ip
 from ep_ray.config.schema import Config, DeviceKind, RouterPolicy
+from ep_ray.interrupt import uninterrupted
 from ep_ray.inventory import local_machine, versions
 from ep_ray.placement import find_slots, in_bundle, release, reserve
 from ep_ray.transport import Evidence, evidence_in_log, transport_env
@@ -86,9 +87,10 @@ class ArmHost:
                 self._start_router()
             self._driver = Driver(self._arm.name)
         except BaseException as error:
-            left = self.close()
+            with uninterrupted():
+                left = self.close()
             if isinstance(error, GroupError | PortError | ValueError):
-                status = "timeout" if getattr(error, "timed_out", False) else "crash"
+                status = _status(error) if isinstance(error, GroupError) else "failed"
                 raise TrialError(status, "\n".join([str(error), *left])) from error
             raise
 
@@ -175,7 +177,7 @@ class ArmHost:
         try:
             self._up.check_alive()
         except GroupError as error:
-            raise TrialError("crash", str(error)) from error
+            raise TrialError(_status(error), str(error)) from error
         self._router_counts()
 
     def counts(self) -> Counts:
@@ -183,7 +185,7 @@ class ArmHost:
         try:
             engines = self._up.counters(_COUNTERS_S)
         except GroupError as error:
-            raise TrialError("crash", f"engine counters: {error}") from error
+            raise TrialError(_status(error), f"engine counters: {error}") from error
         return Counts(self._router_counts(), engines)
 
     def _router_counts(self) -> Mapping[str, Any] | None:
@@ -228,3 +230,7 @@ class ArmHost:
         release(self._placement)
         self._driver = self._router = self._group = self._placement = None
         return left
+
+
+def _status(error: GroupError) -> str:
+    return "timeout" if error.timed_out else "crash"

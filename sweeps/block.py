@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
 from ep_ray.config.schema import Config
+from ep_ray.interrupt import uninterrupted
 from ep_ray.transport import judge
 from ep_ray.watchdog import TrialError
 from serving.load.prompts import build_requests
@@ -47,15 +47,16 @@ class Block:
         host = self._ready()
         try:
             return self._cell(trial, host)
-        except BaseException:
-            self._end()
+        except BaseException as error:
+            with uninterrupted():
+                left = self._end()
+            if left and isinstance(error, TrialError):
+                error.reason += f"\nleft behind: {'; '.join(left)}"
             raise
 
-    def close(self) -> None:
-        """Ends the arm."""
-        left = self._end()
-        if left:
-            print(f"ep-ray: left behind: {'; '.join(left)}", file=sys.stderr)
+    def close(self) -> list[str]:
+        """Ends the arm. Returns what is left, in words."""
+        return self._end()
 
     def _ready(self) -> Host:
         if self._hopeless is not None:

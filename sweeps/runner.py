@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import time
+import traceback
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from ep_ray.config.schema import ArmKind, Config, DeviceKind
+from ep_ray.interrupt import uninterrupted
 from ep_ray.watchdog import TrialError
 from serving.models import resolve
 from sweeps.a2a_host import A2aHost
@@ -45,7 +48,10 @@ class Runner:
                 self._progress.begin(trial.trial_id)
                 self._record(trial, host)
         finally:
-            host.close()
+            with uninterrupted():
+                left = host.close()
+            if left:
+                print(f"ep-ray: left behind: {'; '.join(left)}", file=sys.stderr)
 
     def _host(self, trials: Sequence[Trial]) -> Any:
         first = trials[0]
@@ -67,5 +73,7 @@ class Runner:
             outcome: Outcome = host.run(trial)
         except TrialError as error:
             outcome = Outcome(status=error.status, error=error.reason)
+        except Exception:  # a fault of ours; the other trials may still tell something
+            outcome = Outcome(status="failed", error=traceback.format_exc())
         self._store.append(trial_row(trial, self._config.name, outcome, started_ns), outcome.rows)
         self._progress.end(outcome.status, trial.arm, outcome.headline)
