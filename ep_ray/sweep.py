@@ -38,6 +38,10 @@ def main() -> None:
     except SweepError as error:
         print(f"ep-ray: {error}", file=sys.stderr)
         sys.exit(FAILED)
+    except BrokenPipeError:
+        # The reader (`head`, a pager) has seen enough.
+        sys.stderr.close()
+        sys.exit(FAILED)
     except KeyboardInterrupt:
         print("ep-ray: interrupted", file=sys.stderr)
         sys.exit(FAILED)

@@ -21,10 +21,10 @@ _TOKEN_S = {DeviceKind.cpu: 0.03, DeviceKind.cuda: 0.02}
 def estimate_s(trials: Sequence[Trial], device: DeviceKind) -> float:
     """Seconds that the trials take together, starts included."""
     total = RAY_START_S if trials else 0.0
-    for (measure, _), block in groupby(trials, key=lambda t: (t.measure, t.arm)):
+    for _, block in groupby(trials, key=lambda trial: trial.block):
         trial_list = list(block)
-        started = [t for t in trial_list if isinstance(t, ServingTrial) and t.gpus]
-        total += ENGINE_START_S[device] if measure == "serving" and started else 0.0
+        started = any(isinstance(t, ServingTrial) and t.gpus for t in trial_list)
+        total += ENGINE_START_S[device] if started else 0.0
         total += sum(_trial_s(trial, device) for trial in trial_list)
     return total
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from enum import Enum
@@ -54,6 +55,11 @@ class Trial:
     config_hash: str
     config_json: str
 
+    @property
+    def block(self) -> str:
+        """Neighbours with the same block share actors."""
+        return self.measure
+
 
 @dataclass(frozen=True)
 class A2aTrial(Trial):
@@ -70,9 +76,15 @@ class A2aTrial(Trial):
 
 @dataclass(frozen=True)
 class ServingTrial(Trial):
-    """One closed-loop cell against one arm."""
+    """One closed-loop cell against one arm.
+
+    Attributes:
+        deployment: Equal for arms that differ only in how requests reach the engines; they
+            share the engines and take turns cell by cell.
+    """
 
     layout: Arm
+    deployment: str
     transport: Transport
     router: RouterPolicy
     shape: str
@@ -80,6 +92,11 @@ class ServingTrial(Trial):
     completion_tokens: int
     concurrency: int
     requests: int
+
+    @property
+    def block(self) -> str:
+        """Neighbours with the same block share engines."""
+        return f"serving/{self.deployment}"
 
     @property
     def gpus(self) -> int:
@@ -98,11 +115,11 @@ def plan(config: Config, device: DeviceKind) -> list[Trial]:
         device: `cpu` or `cuda`: what backend `auto` means.
     """
     trials: list[Trial] = []
-    for repeat in range(config.repeats):
-        if Measure.a2a in config.measure:
-            trials += _a2a(config, device, repeat)
-        if Measure.serving in config.measure:
-            trials += _serving(config, repeat)
+    repeats = range(config.repeats)
+    if Measure.a2a in config.measure:
+        trials += [trial for repeat in repeats for trial in _a2a(config, device, repeat)]
+    if Measure.serving in config.measure:
+        trials += [trial for repeat in repeats for trial in _serving(config, repeat)]
     return trials
 
 
@@ -146,42 +163,67 @@ def _a2a_trial(
 
 
 def _serving(config: Config, repeat: int) -> Iterator[ServingTrial]:
+    shared = _serving_shared(config)
+    sides = [_Side.of(config, arm, shared) for arm in arms_of(config)]
+    deployments = list(dict.fromkeys(side.deployment for side in sides))
+    for deployment in _mirrored(deployments, repeat):
+        together = [side for side in sides if side.deployment == deployment]
+        for turn, (shape, concurrency) in enumerate(_cells(config, repeat)):
+            for side in _mirrored(together, repeat + turn):
+                yield _serving_trial(config, side, shape, concurrency, repeat)
+
+
+def _serving_shared(config: Config) -> dict[str, Any]:
     load = _plain(config.load)
     for key in ("shapes", "concurrency"):
         del load[key]
-    shared = {
+    return {
         "seed": config.seed,
         "device": config.cluster.device.name,
         "model": config.model,
         "load": load,
     }
-    for arm in _mirrored(arms_of(config), repeat):
+
+
+def _cells(config: Config, repeat: int) -> list[tuple[str, int]]:
+    """Cells of a block; with repeats in a shuffled order, so that neighbours vary."""
+    cells = [(s, c) for s in config.load.shapes for c in config.load.concurrency]
+    if config.repeats > 1:
+        random.Random(f"{config.seed}/{repeat}").shuffle(cells)
+    return cells
+
+
+@dataclass(frozen=True)
+class _Side:
+    """An arm with everything that its trials have in common."""
+
+    arm: Arm
+    transport: Transport
+    router: RouterPolicy
+    deployment: str
+    arm_json: str
+
+    @classmethod
+    def of(cls, config: Config, arm: Arm, shared: dict[str, Any]) -> _Side:
         transport, router = transport_of(config, arm), router_of(config, arm)
+        engines = {k: v for k, v in _plain(arm).items() if k not in ("name", "router", "transport")}
+        deployed = _dump({"engines": engines, "transport": transport, "model": config.model})
         arm_json = _dump({**shared, "arm": arm, "transport": transport, "router": router})
-        for shape in config.load.shapes:
-            for concurrency in config.load.concurrency:
-                yield _serving_trial(
-                    config, arm, transport, router, shape, concurrency, repeat, arm_json
-                )
+        digest = hashlib.sha256(deployed.encode()).hexdigest()[:8]
+        return cls(arm, transport, router, digest, arm_json)
 
 
 def _serving_trial(
-    config: Config,
-    arm: Arm,
-    transport: Transport,
-    router: RouterPolicy,
-    shape: str,
-    concurrency: int,
-    repeat: int,
-    arm_json: str,
+    config: Config, side: _Side, shape: str, concurrency: int, repeat: int
 ) -> ServingTrial:
     prompt, completion = map(int, shape.split("/"))
     cell = f"{prompt}-{completion}-c{concurrency}"
     return ServingTrial(
-        **_identity(Measure.serving, arm.name, cell, repeat, arm_json, {}),
-        layout=arm,
-        transport=transport,
-        router=router,
+        **_identity(Measure.serving, side.arm.name, cell, repeat, side.arm_json, {}),
+        layout=side.arm,
+        deployment=side.deployment,
+        transport=side.transport,
+        router=side.router,
         shape=shape,
         prompt_tokens=prompt,
         completion_tokens=completion,

@@ -15,14 +15,13 @@ from sweeps.progress import clock_text
 def print_plan(config: Config, trials: Sequence[Trial], device: DeviceKind) -> None:
     """Prints what an experiment would run on `device`."""
     print(f"{config.name}: {len(trials)} trials on {device.name}, repeats {config.repeats}")
-    for (measure, arm, repeat), block in groupby(
-        trials, key=lambda t: (t.measure, t.arm, t.repeat)
-    ):
+    for _, block in groupby(trials, key=lambda trial: trial.block):
         cells = list(block)
         unit = "GPUs" if device is DeviceKind.cuda else "CPU ranks"
+        arms = ", ".join(dict.fromkeys(trial.arm for trial in cells))
         most = max(ranks_of(trial) for trial in cells)
         print(
-            f"\n{measure}  {arm}  repeat {repeat}: {len(cells)} trials, up to {most} {unit}, "
+            f"\n{cells[0].measure}  {arms}: {len(cells)} trials, up to {most} {unit}, "
             f"about {clock_text(estimate_s(cells, device))}"
         )
         for trial in cells:

@@ -87,7 +87,7 @@ class Sweep:
         self._session.start()
         self._announce(config, len(todo), len(trials))
         with Runner(config, device, self._store, len(todo)) as runner:
-            for _, block in groupby(todo, key=_block):
+            for _, block in groupby(todo, key=lambda trial: trial.block):
                 runner.run_block(list(block))
 
     def _announce(self, config: Config, todo: int, total: int) -> None:
@@ -123,11 +123,6 @@ class Sweep:
         if self._store is not None and not self._finished:
             ended, planned = len(self._store.statuses()), len(self._store.plan_ids())
             _advise(f"cut short: {ended} of {planned} trials ended", self._store.folder)
-
-
-def _block(trial: Trial) -> tuple[str, str, int]:
-    """Trials with the same key share actors or engines."""
-    return trial.measure, trial.arm if trial.measure == "serving" else "", trial.repeat
 
 
 def _refuse_mixed(first: Config, other: Config) -> None:
