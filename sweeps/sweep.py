@@ -114,12 +114,12 @@ class Sweep:
         return not bad and not missing
 
     def close(self) -> None:
-        """Leaves Ray and the results folder; says how to go on if the sweep was cut short."""
+        """Leaves the results folder and Ray; says how to go on if the sweep was cut short."""
         try:
-            self._session.close()
-        finally:
             if self._store is not None:
                 self._store.close()
+        finally:
+            self._session.close()
         if self._store is not None and not self._finished:
             ended, planned = len(self._store.statuses()), len(self._store.plan_ids())
             _advise(f"cut short: {ended} of {planned} trials ended", self._store.folder)
