@@ -12,6 +12,7 @@ from ep_ray.config.check import arms_of
 from ep_ray.config.errors import ConfigError
 from ep_ray.config.schema import Arm, ArmKind, Config, DeviceKind, TransportKind
 from ep_ray.inventory import Machine
+from ep_ray.layout import gpus_per_server, servers
 from serving.attached import AttachError, attach
 from serving.engine_http import counters
 from serving.models import ModelError, resolve
@@ -56,7 +57,7 @@ def check_feasible(
     """
     problems = list(_transports(trials, device, machines))
     if device is DeviceKind.cuda:
-        problems += _gpus(trials, machines)
+        problems += _gpus(trials, machines, config.cluster.ranks_per_gpu)
     problems += _software(config, trials, device)
     if problems:
         raise ConfigError(
@@ -65,8 +66,11 @@ def check_feasible(
         )
 
 
-def _gpus(trials: Sequence[Trial], machines: Sequence[Machine]) -> Iterator[str]:
-    found = sum(len(machine.gpus) for machine in machines)
+def _gpus(
+    trials: Sequence[Trial], machines: Sequence[Machine], ranks_per_gpu: int
+) -> Iterator[str]:
+    """What does not fit; a GPU that ranks share counts once for each of them."""
+    found = sum(len(machine.gpus) for machine in machines) * ranks_per_gpu
     biggest = max(trials, key=ranks_of, default=None)
     if biggest is not None and ranks_of(biggest) > found:
         yield (
@@ -74,9 +78,9 @@ def _gpus(trials: Sequence[Trial], machines: Sequence[Machine]) -> Iterator[str]
             f"found: {found} on {_names(machines)}. Run where they are (cluster=attached joins a "
             "Ray cluster), or ask for less (arm.tp=, arm.dp=, workload.ep=)"
         )
-    layouts = {(t.layout.tp, t.layout.dp) for t in trials if isinstance(t, ServingTrial) and t.gpus}
-    for tp, dp in sorted(layouts):
-        fit = sum(len(machine.gpus) // tp for machine in machines)
+    arms = [t.layout for t in trials if isinstance(t, ServingTrial) and t.gpus]
+    for tp, dp in sorted({(gpus_per_server(arm), servers(arm)) for arm in arms}):
+        fit = sum(len(machine.gpus) * ranks_per_gpu // tp for machine in machines)
         if fit < dp and tp * dp <= found:
             yield (
                 f"asked: {dp} TP groups of {tp} GPUs, and a TP group stays inside one node; found: "
