@@ -107,7 +107,19 @@ class Block:
         outcome = outcome_of_cell(record, trial, ledger)
         outcome.facts |= self._ran
         _prove(outcome, trial, host)
+        if any(request.state != "complete" for request in record.requests):
+            self._examine(outcome, host)
         return outcome
+
+    def _examine(self, outcome: Outcome, host: Host) -> None:
+        """Asks an arm that failed requests whether it serves still; ends it if it does not."""
+        try:
+            host.check()
+        except TrialError as error:
+            outcome.status = error.status
+            outcome.error = f"{error.reason}\n{outcome.error}"
+            with uninterrupted():
+                self._end()
 
 
 def _prove(outcome: Outcome, trial: ServingTrial, host: Host) -> None:
