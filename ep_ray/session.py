@@ -185,16 +185,28 @@ def _node(info: dict[str, str]) -> Node:
 
 @ray.remote
 def _inspect(node_id: str) -> tuple[Machine, tuple[int, int] | None]:
-    return local_machine(), _worker_ports(node_id)
+    raylet = _raylet(node_id)
+    # A task without GPUs may see none; what counts is what this node's raylet hands out.
+    environ = raylet.environ() if raylet else os.environ
+    return local_machine(environ), _worker_ports(_flags(raylet)) if raylet else None
 
 
-def _worker_ports(node_id: str) -> tuple[int, int] | None:
-    """The port range on the command line of this node's raylet; None if it is not visible."""
+def _raylet(node_id: str) -> psutil.Process | None:
+    """The raylet of a node of this machine; None if it is not visible."""
     for process in psutil.process_iter(["name", "cmdline"]):
         if process.info["name"] != "raylet":
             continue
-        flags = dict(a.lstrip("-").split("=", 1) for a in process.info["cmdline"] or [] if "=" in a)
-        low, high = int(flags.get("min_worker_port", 0)), int(flags.get("max_worker_port", 0))
-        if node_id.startswith(flags.get("node_id", node_id)[:8]) and high:
-            return low, high
+        if node_id.startswith(_flags(process).get("node_id", node_id)[:8]):
+            return process
     return None
+
+
+def _flags(process: psutil.Process) -> dict[str, str]:
+    line = process.cmdline()
+    return dict(a.lstrip("-").split("=", 1) for a in line if a.startswith("-") and "=" in a)
+
+
+def _worker_ports(flags: dict[str, str]) -> tuple[int, int] | None:
+    """The range from which a raylet gives its workers ports; None where it has no limits."""
+    low, high = int(flags.get("min_worker_port", 0)), int(flags.get("max_worker_port", 0))
+    return (low, high) if high else None

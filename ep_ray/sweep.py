@@ -14,8 +14,9 @@ from hydra._internal.utils import get_args_parser
 from omegaconf import DictConfig
 
 from ep_ray import interrupt
-from ep_ray.config.compose import CONFIG_NAME, compose_all, config_dir, register, typed
+from ep_ray.config.compose import compose_all, register, typed
 from ep_ray.config.errors import ConfigError, SweepError
+from ep_ray.config.folder import CONFIG_NAME, config_dir
 from ep_ray.config.schema import Config
 
 # Exit codes: all trials fine, a trial failed, the command line cannot run.
@@ -37,6 +38,10 @@ def main() -> None:
         sys.exit(REFUSED)
     except SweepError as error:
         print(f"ep-ray: {error}", file=sys.stderr)
+        sys.exit(FAILED)
+    except BrokenPipeError:
+        # The reader (`head`, a pager) has seen enough.
+        sys.stderr.close()
         sys.exit(FAILED)
     except KeyboardInterrupt:
         print("ep-ray: interrupted", file=sys.stderr)
@@ -61,6 +66,8 @@ def _points(arguments: Any) -> list[Config]:
             "--config-path and --config-name would replace the schema: add a folder of your own "
             "experiments with --config-dir=FOLDER (FOLDER/exp/NAME.yaml, then +exp=NAME)"
         )
+    if arguments.cfg and arguments.multirun:
+        raise ConfigError("--cfg shows one configuration: leave -m and the sweep's values out")
     return compose_all(arguments.overrides, arguments.multirun, arguments.config_dir)
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
+from importlib import util
 from pathlib import Path
 
 from serving import engine_http
 from serving.engine import Launch
 from serving.engine_http import Counters
-from serving.engine_process import ServerProcess, tail
+from serving.engine_process import ServerProcess, first_error, tail
 from serving.models import ensure_here
 from serving.ports import check_free
 
@@ -90,7 +91,7 @@ class EngineRank:
         check_free(self._launch.claims)
         ensure_here(self._launch.model)
         self._started_s = time.monotonic()
-        env = os.environ | self._launch.env
+        env = {**os.environ, **_without_flashinfer(), **self._launch.env}
         self._server = ServerProcess(self._launch.argv, env, self._log)
         return Started(_node_id(), self._server.pid, self._server.session, str(self._log))
 
@@ -182,8 +183,16 @@ class EngineRank:
             raise self._error(f"ended with exit code {code}" + _signal_hint(code))
 
     def _error(self, what: str, kind: type[EngineError] = EngineError) -> EngineError:
-        log = tail(self._log, TAIL_LINES)
-        return kind(f"{self._launch.name} {what}\nThe end of {self._log}:\n{log}")
+        log, cause = tail(self._log, TAIL_LINES), first_error(self._log)
+        said = f"; its log's first error: {cause}" if cause else ""
+        return kind(f"{self._launch.name} {what}{said}\nThe end of {self._log}:\n{log}")
+
+
+def _without_flashinfer() -> dict[str, str]:
+    # vLLM 0.24 asks flashinfer for its sampler even where it is not installed, and dies.
+    if util.find_spec("flashinfer") is None:
+        return {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
+    return {}
 
 
 def _signal_hint(code: int) -> str:

@@ -50,6 +50,7 @@ class A2aHost:
         self._device = device
         self._size = ranks
         self._label = label
+        self._shared = device is DeviceKind.cuda and config.cluster.ranks_per_gpu > 1
         self._ranks: _Ranks | None = None
 
     def run(self, trial: A2aTrial) -> Outcome:
@@ -83,8 +84,9 @@ class A2aHost:
         return ranks
 
     def _start(self, trial: A2aTrial) -> _Ranks:
-        gpus = 1 if self._device is DeviceKind.cuda else 0
-        bundle: dict[str, float] = {"CPU": 1, **({"GPU": 1} if gpus else {})}
+        shared = self._config.cluster.ranks_per_gpu
+        gpus = 1 / shared if self._device is DeviceKind.cuda else 0
+        bundle: dict[str, float] = {"CPU": 1, **({"GPU": gpus} if gpus else {})}
         deadlines = self._config.deadlines
         group = reserve(
             [bundle] * self._size, "ep_ray:a2a", self._config.cluster.placement_timeout_s
@@ -95,10 +97,11 @@ class A2aHost:
             self._ranks.actors.append(self._actor(group, rank, slot, gpus, trial))
         refs = [actor.facts.remote() for actor in self._ranks.actors]
         self._ranks.facts = wait_all(refs, deadlines.actor_start_s, "start of the ranks")
-        _refuse_shared_gpus(self._ranks.facts)
+        if shared == 1:
+            _refuse_shared_gpus(self._ranks.facts)
         return self._ranks
 
-    def _actor(self, group: Any, rank: int, slot: Slot, gpus: int, trial: A2aTrial) -> Any:
+    def _actor(self, group: Any, rank: int, slot: Slot, gpus: float, trial: A2aTrial) -> Any:
         env = transport_env(trial.transport, f"{self._label}-rank{rank}", is_one_node())
         env["NCCL_DEBUG_FILE"] = f"/tmp/ep_ray-{self._label}-nccl-rank{rank}.log"
         where = in_bundle(group, slot.bundle, gpus)
@@ -157,7 +160,11 @@ class A2aHost:
             status, seen = "not_applicable", ""
         outcome.rows["transport"] = evidence_rows(evidence)
         facts = ranks.facts[: trial.ep]
-        outcome.facts |= {"transport_status": status, "transport_seen": seen, "shared_gpu": False}
+        outcome.facts |= {
+            "transport_status": status,
+            "transport_seen": seen,
+            "shared_gpu": self._shared,
+        }
         outcome.facts |= what_ran(
             facts[0]["versions"],
             _hardware(facts),

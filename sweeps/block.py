@@ -1,4 +1,4 @@
-"""A block of serving cells of one arm: brought up once, measured cell by cell."""
+"""A block of serving cells: one deployment, brought up once, measured cell by cell."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _STARTS = 3  # of an arm whose ranks die in the middle of a block
 
 
 class Block:
-    """Cells of one arm.
+    """Cells of one deployment: one arm, or arms that share its engines and take turns.
 
-    The arm stays up for all cells. One that does not come up fails the rest of its block at
+    The engines stay up for all cells. One that does not come up fails the rest of its block at
     once; one that dies in the middle is started again for the next cell, twice at most.
 
     Args:
@@ -35,7 +35,7 @@ class Block:
         self._host: Host | None = None
         self._starts = 0
         self._hopeless: TrialError | None = None
-        self._calibrated = False
+        self._calibrated: set[str] = set()
         self._ran: dict[str, Any] = {}
 
     def run(self, trial: ServingTrial) -> Outcome:
@@ -98,14 +98,15 @@ class Block:
             measured=trial.requests,
             warmups=load.warmups,
             # Once per arm: it travels with the arm's first cell.
-            calibration=0 if self._calibrated else load.calibration,
+            calibration=0 if trial.arm in self._calibrated else load.calibration,
         )
-        before = host.counts()
-        record = host.send(requests, trial.concurrency)
-        self._calibrated = True
-        ledger = ledger_of_cell(record, host.endpoints(), before, host.counts())
+        before = host.counts(trial)
+        record = host.send(trial, requests)
+        self._calibrated.add(trial.arm)
+        ledger = ledger_of_cell(record, host.endpoints(), before, host.counts(trial))
         outcome = outcome_of_cell(record, trial, ledger)
         outcome.facts |= self._ran
+        outcome.facts["shared_gpu"] = trial.gpus > 1 and self._config.cluster.ranks_per_gpu > 1
         _prove(outcome, trial, host)
         if any(request.state != "complete" for request in record.requests):
             self._examine(outcome, host)
@@ -129,7 +130,7 @@ def _prove(outcome: Outcome, trial: ServingTrial, host: Host) -> None:
     if trial.gpus <= 1:
         status, seen = "not_applicable", ""
     outcome.rows["transport"] = evidence_rows(evidence)
-    outcome.facts |= {"transport_status": status, "transport_seen": seen, "shared_gpu": False}
+    outcome.facts |= {"transport_status": status, "transport_seen": seen}
     if status == "contradicted" and outcome.status == "ok":
         outcome.status = "failed"
         outcome.error = f"asked for transport {asked.name}, seen {seen}"

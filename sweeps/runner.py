@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from ep_ray.config.schema import ArmKind, Config, DeviceKind
+from ep_ray.config.schema import ArmKind, Config, DeviceKind, RouterPolicy
 from ep_ray.interrupt import uninterrupted
 from ep_ray.watchdog import TrialError
 from serving.models import resolve
@@ -59,13 +59,14 @@ class Runner:
             most = max(t.ep for t in trials if isinstance(t, A2aTrial))
             return A2aHost(self._config, self._device, most, self._store.sweep_id)
         assert isinstance(first, ServingTrial)
-        return Block(self._config, partial(self._serving_host, first))
+        routers = {t.router for t in trials if isinstance(t, ServingTrial)}
+        return Block(self._config, partial(self._serving_host, first, routers))
 
-    def _serving_host(self, first: ServingTrial) -> Host:
+    def _serving_host(self, first: ServingTrial, routers: set[RouterPolicy]) -> Host:
         if first.layout.kind is ArmKind.attached:
             return AttachedHost(self._config, first)
         model = resolve(self._config.model, MODEL_CACHE)
-        return ArmHost(self._config, first, model, self._device, self._store.folder)
+        return ArmHost(self._config, first, routers, model, self._device, self._store.folder)
 
     def _record(self, trial: Trial, host: Any) -> None:
         started_ns = time.time_ns()

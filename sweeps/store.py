@@ -14,7 +14,7 @@ import os
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from ep_ray.config.errors import ConfigError
 from ep_ray.interrupt import uninterrupted
-from sweeps.folder import no_folder, occupy, replacing, writing
+from sweeps.folder import no_folder, occupy, replacing, sync_folder, writing
 from sweeps.tables import SCHEMA_VERSION, TABLES
 
 # Rows of a table without the key: dicts, or an Arrow table where there are many.
@@ -47,7 +47,10 @@ class Store:
         self._lock = occupy(folder)
         self._segment = f"{time.time_ns()}-{os.getpid()}"
         self._writers: dict[str, tuple[IO[bytes], Any]] = {}
+        self._unsynced: set[IO[bytes]] = set()
         self._attempts: dict[str, list[str]] = defaultdict(list)
+        # Rows of an attempt that a crash cut off go now: the next attempt takes its number.
+        self.finalise()
         trials = read_all(folder)["trials"].select(["trial_id", "status"]).to_pylist()
         for row in trials:
             self._attempts[row["trial_id"]].append(row["status"])
@@ -80,8 +83,8 @@ class Store:
         """Opens the folder of an earlier sweep, to resume it.
 
         Raises:
-            ConfigError: No such folder, no sweep in it, it takes no data, or another process
-                writes there.
+            ConfigError: No such folder, no sweep in it, one of another schema version, it takes
+                no data, or another process writes there.
         """
         if not (folder / _MANIFEST).is_file():
             near = sorted(p.parent.name for p in folder.parent.glob(f"*/{_MANIFEST}"))[-3:]
@@ -89,11 +92,13 @@ class Store:
                 f"resume={folder}: no sweep there"
                 + (f"; in {folder.parent} there are {', '.join(near)}" if near else "")
             )
-        store = cls(folder.resolve())
-        # Rows of a trial that a crash cut off before its row in `trials` must go now: the
-        # attempt that repeats it gets the same number.
-        store.finalise()
-        return store
+        found = json.loads((folder / _MANIFEST).read_text()).get("schema_version")
+        if found != SCHEMA_VERSION:
+            raise ConfigError(
+                f"resume={folder}: its tables have schema version {found}, this ep-ray writes "
+                f"{SCHEMA_VERSION}; resume with the ep-ray that began it, or start anew"
+            )
+        return cls(folder.resolve())
 
     def plan_ids(self) -> set[str]:
         """Trials that any run of this sweep planned."""
@@ -133,22 +138,26 @@ class Store:
     def _append(self, trial: Mapping[str, Any], rows: Rows) -> None:
         trial_id = trial["trial_id"]
         key = {"trial_id": trial_id, "attempt": len(self._attempts[trial_id]) + 1}
-        for name, entries in rows.items():
-            self._write(name, entries, key)
-        self._write("trials", [{**trial, "sweep_id": self.sweep_id}], key)
+        commit = _with_key([{**trial, "sweep_id": self.sweep_id}], key, "trials")
+        tables = {name: _with_key(entries, key, name) for name, entries in rows.items()}
+        for name, table in tables.items():
+            self._write(name, table)
+        self._sync()  # the commit mark must not reach the disk before what it stands for
+        self._write("trials", commit)
+        self._sync()
         self._attempts[trial_id].append(trial["status"])
 
-    def _write(
-        self, name: str, entries: Sequence[Mapping[str, Any]] | pa.Table, key: Mapping[str, Any]
-    ) -> None:
-        if not len(entries):
+    def _write(self, name: str, table: pa.Table) -> None:
+        if not table.num_rows:
             return
         file, writer = self._writer(name, TABLES[name])
-        writer.write_table(_with_key(entries, key, name))
+        writer.write_table(table)
         file.flush()
-        if name == "trials":
-            for stream, _ in self._writers.values():
-                os.fsync(stream.fileno())
+        self._unsynced.add(file)
+
+    def _sync(self) -> None:
+        while self._unsynced:
+            os.fsync(self._unsynced.pop().fileno())
 
     def _writer(self, name: str, schema: pa.Schema) -> tuple[IO[bytes], Any]:
         if name not in self._writers:
@@ -164,17 +173,21 @@ class Store:
         Raises:
             SweepError: They cannot be written; the streams stay, and `resume` reads them.
         """
+        streams = list((self.folder / _STREAMS).glob("*.arrows"))
+        if not streams and all((self.folder / f"{name}.parquet").is_file() for name in TABLES):
+            return
         with uninterrupted(), writing(self.folder):
-            self._finalise()
+            self._finalise(streams)
 
-    def _finalise(self) -> None:
+    def _finalise(self, streams: Sequence[Path]) -> None:
         for file, writer in self._writers.values():
             writer.close()
             file.close()
         self._writers.clear()
         for name, table in read_all(self.folder).items():
             _write_parquet(self.folder / f"{name}.parquet", table)
-        for stream in (self.folder / _STREAMS).glob("*.arrows"):
+        sync_folder(self.folder)  # the new names must be on the disk before the streams leave it
+        for stream in streams:
             stream.unlink()
         if (self.folder / _STREAMS).is_dir():
             (self.folder / _STREAMS).rmdir()
@@ -191,14 +204,19 @@ def _with_key(
     entries: Sequence[Mapping[str, Any]] | pa.Table, key: Mapping[str, Any], name: str
 ) -> pa.Table:
     schema = TABLES[name]
-    if not isinstance(entries, pa.Table):
-        unknown = {column for entry in entries for column in entry} - set(schema.names)
-        if unknown:
-            raise ValueError(f"table {name} has no columns {sorted(unknown)}")
-        return pa.Table.from_pylist([{**entry, **key} for entry in entries], schema=schema)
-    for column, value in key.items():
-        entries = entries.append_column(column, pa.repeat(pa.scalar(value), len(entries)))
-    return entries.select(schema.names).cast(schema)
+    if isinstance(entries, pa.Table):
+        _refuse_unknown(name, entries.schema.names)
+        for column, value in key.items():
+            entries = entries.append_column(column, pa.repeat(pa.scalar(value), len(entries)))
+        return entries.select(schema.names).cast(schema)
+    _refuse_unknown(name, (column for entry in entries for column in entry))
+    return pa.Table.from_pylist([{**entry, **key} for entry in entries], schema=schema)
+
+
+def _refuse_unknown(name: str, columns: Iterable[str]) -> None:
+    unknown = set(columns) - set(TABLES[name].names)
+    if unknown:
+        raise ValueError(f"table {name} has no columns {sorted(unknown)}")
 
 
 def read_all(folder: Path) -> dict[str, pa.Table]:
@@ -207,9 +225,9 @@ def read_all(folder: Path) -> dict[str, pa.Table]:
     Rows of trials that never got their row in `trials` are left out.
     """
     tables = {name: _read(folder, name) for name in TABLES}
-    committed = set(_keys(tables["trials"]))
+    committed = _attempts(tables["trials"])
     return {
-        name: table if name == "trials" else _filter(table, lambda key: key in committed)
+        name: table if name == "trials" else table.filter(_among(table, committed))
         for name, table in tables.items()
     }
 
@@ -219,8 +237,8 @@ def _read(folder: Path, name: str) -> pa.Table:
     parquet = folder / f"{name}.parquet"
     table = pq.read_table(parquet).cast(schema) if parquet.is_file() else schema.empty_table()
     for stream in sorted((folder / _STREAMS).glob(f"{name}-[0-9]*.arrows")):
-        known = set(_keys(table))
-        fresh = _filter(_read_stream(stream, schema), lambda key, known=known: key not in known)
+        found = _read_stream(stream, schema)
+        fresh = found.filter(pc.invert(_among(found, _attempts(table))))
         table = pa.concat_tables([table, fresh])
     return table
 
@@ -236,19 +254,18 @@ def _read_stream(path: Path, schema: pa.Schema) -> pa.Table:
     return pa.Table.from_batches(batches, schema=schema)
 
 
-def _keys(table: pa.Table) -> list[tuple[str, int]]:
-    ids, attempts = table["trial_id"].to_pylist(), table["attempt"].to_pylist()
-    return list(zip(ids, attempts, strict=True))
+def _among(table: pa.Table, attempts: pa.Array) -> pa.ChunkedArray:
+    """For each row, whether it belongs to one of `attempts`."""
+    return pc.is_in(_keys(table), value_set=attempts)
 
 
-def _filter(table: pa.Table, keep: Any) -> pa.Table:
-    if table.num_rows == 0:
-        return table
-    keys = _keys(table)
-    verdict = {key: bool(keep(key)) for key in set(keys)}
-    if all(verdict.values()):
-        return table
-    return table.filter(pc.equal(pa.array([verdict[key] for key in keys]), True))
+def _attempts(table: pa.Table) -> pa.Array:
+    return pc.unique(_keys(table))
+
+
+def _keys(table: pa.Table) -> pa.ChunkedArray:
+    attempts = pc.cast(table["attempt"], pa.string())
+    return pc.binary_join_element_wise(table["trial_id"], attempts, "\n")
 
 
 def _write_parquet(path: Path, table: pa.Table) -> None:

@@ -12,6 +12,7 @@ from ep_ray.config.schema import Config
 from ep_ray.inventory import Machine, local_machine
 from ep_ray.session import Session
 from sweeps.feasible import check_feasible, ranks_of, resolve_device
+from sweeps.folder import writing
 from sweeps.plan import Trial, plan
 from sweeps.print_plan import print_plan
 from sweeps.runner import Runner
@@ -87,7 +88,7 @@ class Sweep:
         self._session.start()
         self._announce(config, len(todo), len(trials))
         with Runner(config, device, self._store, len(todo)) as runner:
-            for _, block in groupby(todo, key=_block):
+            for _, block in groupby(todo, key=lambda trial: trial.block):
                 runner.run_block(list(block))
 
     def _announce(self, config: Config, todo: int, total: int) -> None:
@@ -125,11 +126,6 @@ class Sweep:
             _advise(f"cut short: {ended} of {planned} trials ended", self._store.folder)
 
 
-def _block(trial: Trial) -> tuple[str, str, int]:
-    """Trials with the same key share actors or engines."""
-    return trial.measure, trial.arm if trial.measure == "serving" else "", trial.repeat
-
-
 def _refuse_mixed(first: Config, other: Config) -> None:
     for key in ("cluster", "results", "resume", "plan_only"):
         if getattr(first, key) != getattr(other, key):
@@ -140,14 +136,16 @@ def _refuse_mixed(first: Config, other: Config) -> None:
 
 
 def _print_report(folder: Path) -> None:
-    from sweeps.report import of_results
-    from sweeps.tablefmt import markdown, print_report
+    from sweeps.render_markdown import markdown
+    from sweeps.render_text import print_report
+    from sweeps.report import footer, of_results
 
-    title, sections = of_results(str(folder), None)
-    print_report(title, sections, sys.stdout)
+    report = of_results(folder)
+    print_report(report.title, report.brief, sys.stdout)
     target = folder / "report.md"
-    target.write_text(markdown(title, sections), encoding="utf-8")
-    print(f"\nResults: {folder}\nReport:  {target}\nAgain:   python -m ep_ray.report {folder}")
+    with writing(folder):
+        target.write_text(markdown(report.title, report.full), encoding="utf-8")
+    print(footer(folder, target))
 
 
 def _advise(what: str, folder: Path) -> None:
