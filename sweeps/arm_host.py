@@ -33,6 +33,8 @@ from sweeps.plan import ServingTrial
 _COUNTERS_S = 30.0
 _CALL_S = 30.0
 _DRAIN_S = 1.0
+_TOKEN_S = 30.0
+_LOG_LINES = 10  # of each engine, in the reason of a cell that timed out
 
 
 class ArmHost:
@@ -170,14 +172,20 @@ class ArmHost:
         """
         assert self._driver is not None
         load = self._config.load
-        return self._driver.send(
-            self._targets(trial),
-            requests,
-            trial.concurrency,
-            load.request_timeout_s,
-            self._config.deadlines.trial_s,
-            self._check_alive,
-        )
+        try:
+            return self._driver.send(
+                self._targets(trial),
+                requests,
+                trial.concurrency,
+                load.request_timeout_s,
+                self._config.deadlines.trial_s,
+                self._check_alive,
+            )
+        except TrialError as error:
+            if error.status == "timeout":
+                tails = self._up.log_tails(_LOG_LINES)
+                error.reason += "".join(f"\nThe end of {n}'s log:\n{t}" for n, t in tails.items())
+            raise
 
     def _targets(self, trial: ServingTrial) -> list[Target]:
         """The router, or without one the ranks themselves, which the client takes in turn."""
@@ -189,6 +197,14 @@ class ArmHost:
     def _check_alive(self) -> None:
         try:
             self._up.check_alive()
+        except GroupError as error:
+            raise TrialError(_status(error), str(error)) from error
+        self._router_counts()
+
+    def check(self) -> None:
+        """Raises `TrialError` unless every rank generates a token and the router answers."""
+        try:
+            self._up.check_serving(_TOKEN_S)
         except GroupError as error:
             raise TrialError(_status(error), str(error)) from error
         self._router_counts()

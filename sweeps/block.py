@@ -108,7 +108,19 @@ class Block:
         outcome.facts |= self._ran
         outcome.facts["shared_gpu"] = trial.gpus > 1 and self._config.cluster.ranks_per_gpu > 1
         _prove(outcome, trial, host)
+        if any(request.state != "complete" for request in record.requests):
+            self._examine(outcome, host)
         return outcome
+
+    def _examine(self, outcome: Outcome, host: Host) -> None:
+        """Asks an arm that failed requests whether it serves still; ends it if it does not."""
+        try:
+            host.check()
+        except TrialError as error:
+            outcome.status = error.status
+            outcome.error = f"{error.reason}\n{outcome.error}"
+            with uninterrupted():
+                self._end()
 
 
 def _prove(outcome: Outcome, trial: ServingTrial, host: Host) -> None:

@@ -39,6 +39,9 @@ class Host(Protocol):
     def counts(self, trial: ServingTrial) -> Counts:
         """Counters of the trial's router and of the engines, settled."""
 
+    def check(self) -> None:
+        """Raises `TrialError` unless the arm still serves; it may cost every rank a token."""
+
     def evidence(self) -> list[Evidence]:
         """What shows which transport carried the experts' traffic."""
 
