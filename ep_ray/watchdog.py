@@ -42,7 +42,7 @@ def wait_all(refs: Sequence[Any], deadline_s: float, what: str) -> list[Any]:
     while pending:
         ready, pending = ray.wait(pending, timeout=max(0.0, end - time.monotonic()))
         if not ready:
-            raise TrialError("timeout", f"{what}: no answer within {deadline_s:.0f} s")
+            raise TrialError("timeout", f"{what}: no answer within {deadline_s:g} s")
         for ref in ready:
             _result(ref, what, refs.index(ref))
     return [_result(ref, what, rank) for rank, ref in enumerate(refs)]
