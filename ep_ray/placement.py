@@ -84,19 +84,19 @@ def release(group: PlacementGroup | None) -> None:
         remove_placement_group(group)
 
 
-def in_bundle(group: PlacementGroup, index: int, gpus: int, cpus: float = 1) -> dict[str, Any]:
+def in_bundle(group: PlacementGroup, index: int, gpus: float, cpus: float = 1) -> dict[str, Any]:
     """Actor options that put an actor into a bundle."""
     strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
     return {"scheduling_strategy": strategy, "num_gpus": gpus, "num_cpus": cpus}
 
 
-def find_slots(group: PlacementGroup, bundles: int, gpus: int, timeout_s: float) -> list[Slot]:
+def find_slots(group: PlacementGroup, bundles: int, gpus: float, timeout_s: float) -> list[Slot]:
     """Where the bundles of a group are, in rank order.
 
     Args:
         group: A placed group.
         bundles: How many bundles it has.
-        gpus: GPUs of each bundle; 0 on the CPU.
+        gpus: GPUs of each bundle, a fraction where ranks share one; 0 on the CPU.
         timeout_s: Deadline.
 
     Raises:

@@ -6,16 +6,16 @@ so that a mistake in the last point of a multirun costs nothing.
 
 from __future__ import annotations
 
-import signal
 import sys
-from typing import Any, NoReturn
+from typing import Any
 
 import hydra
 from hydra._internal.utils import get_args_parser
 from omegaconf import DictConfig
 
+from ep_ray import interrupt
 from ep_ray.config.compose import compose_all, register, typed
-from ep_ray.config.errors import ConfigError
+from ep_ray.config.errors import ConfigError, SweepError
 from ep_ray.config.folder import CONFIG_NAME, config_dir
 from ep_ray.config.schema import Config
 
@@ -25,24 +25,39 @@ _INFORMATIVE = ("help", "hydra_help", "version", "shell_completion", "info")
 
 
 def main() -> None:
-    """Runs a sweep and exits with 0 (all trials fine), 1 (some failed) or 2 (refused)."""
+    """Runs a sweep and exits.
+
+    Exit codes: 0 when all trials are fine, 1 when some failed or the sweep was interrupted
+    (Ctrl-C, SIGTERM), 2 when the command line cannot run here.
+    """
+    interrupt.install()
+    try:
+        sys.exit(_main())
+    except ConfigError as error:
+        print(f"ep-ray: {error}", file=sys.stderr)
+        sys.exit(REFUSED)
+    except SweepError as error:
+        print(f"ep-ray: {error}", file=sys.stderr)
+        sys.exit(FAILED)
+    except BrokenPipeError:
+        # The reader (`head`, a pager) has seen enough.
+        sys.stderr.close()
+        sys.exit(FAILED)
+    except KeyboardInterrupt:
+        print("ep-ray: interrupted", file=sys.stderr)
+        sys.exit(FAILED)
+
+
+def _main() -> int:
     register()
     arguments = get_args_parser().parse_args()
     informative = any(getattr(arguments, name, None) for name in _INFORMATIVE)
-    try:
-        # Completion asks with half-written words, help with none: nothing to check there.
-        points = [] if informative else _points(arguments)
-        if informative or arguments.cfg:
-            _hydra_main(lambda _: None)
-            sys.exit(OK)
-        sys.exit(_sweep(points))
-    except ConfigError as error:
-        _refuse(error)
-
-
-def _refuse(error: ConfigError) -> NoReturn:
-    print(f"ep-ray: {error}", file=sys.stderr)
-    sys.exit(REFUSED)
+    # Completion asks with half-written words, help with none: nothing to check there.
+    points = [] if informative else _points(arguments)
+    if informative or arguments.cfg:
+        _hydra_main(lambda _: None)
+        return OK
+    return _sweep(points)
 
 
 def _points(arguments: Any) -> list[Config]:
@@ -59,30 +74,32 @@ def _points(arguments: Any) -> list[Config]:
 def _sweep(points: list[Config]) -> int:
     from sweeps.sweep import Sweep  # looks up; heavy, so only when something is run
 
-    # A terminated driver must tear its ranks down as Ctrl-C does.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sweep = Sweep(points)
     try:
-        _hydra_main(lambda composed: _run(sweep, composed))
+        _hydra_main(lambda composed: sweep.run(typed(composed)))
         return OK if sweep.finish() else FAILED
-    except KeyboardInterrupt:
-        print("ep-ray: interrupted; finished trials are kept", file=sys.stderr)
-        sweep.finish()
-        return FAILED
+    except _ThroughHydra as stop:
+        raise stop.error from None
     finally:
-        sweep.close()
+        with interrupt.uninterrupted():
+            sweep.close()
+            interrupt.ignore()
 
 
-def _run(sweep: Any, composed: DictConfig) -> None:
-    try:
-        sweep.run(typed(composed))
-    except ConfigError as error:  # Ray does not start, say: Hydra would print a traceback
-        _refuse(error)
+class _ThroughHydra(BaseException):
+    """Carries an error past Hydra, which would explain it its own way and start the next job."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 def _hydra_main(task: Any) -> None:
     def run(composed: DictConfig) -> None:
-        task(composed)
+        try:
+            task(composed)
+        except Exception as error:
+            raise _ThroughHydra(error) from error
 
     hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=CONFIG_NAME)(run)()
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
+from importlib import util
 from pathlib import Path
 
 from serving import engine_http
 from serving.engine import Launch
 from serving.engine_http import Counters
-from serving.engine_process import ServerProcess, tail
+from serving.engine_process import ServerProcess, first_error, tail
 from serving.models import ensure_here
 from serving.ports import check_free
 
@@ -20,6 +21,10 @@ TAIL_LINES = 40
 
 class EngineError(RuntimeError):
     """An engine did not start, did not become ready, or died; carries the end of its log."""
+
+
+class EngineTimeoutError(EngineError):
+    """An engine that runs, but missed a deadline."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,7 @@ class EngineRank:
         check_free(self._launch.claims)
         ensure_here(self._launch.model)
         self._started_s = time.monotonic()
-        env = os.environ | self._launch.env
+        env = {**os.environ, **_without_flashinfer(), **self._launch.env}
         self._server = ServerProcess(self._launch.argv, env, self._log)
         return Started(_node_id(), self._server.pid, self._server.session, str(self._log))
 
@@ -96,27 +101,37 @@ class EngineRank:
         A hung collective leaves `/health` at 200, so only a token proves that a rank serves.
 
         Raises:
-            EngineError: It died, answered with an error, or the deadline passed.
+            EngineTimeoutError: The deadline passed.
+            EngineError: It died, or answered with an error.
         """
         deadline = time.monotonic() + timeout_s
         while not engine_http.is_healthy(self._launch.url):
             self._raise_if_dead()
             if time.monotonic() > deadline:
-                raise self._error(f"is not healthy after {timeout_s:.0f} s (arm.startup_timeout_s)")
+                what = f"is not healthy after {timeout_s:.0f} s (arm.startup_timeout_s)"
+                raise self._error(what, EngineTimeoutError)
             time.sleep(POLL_S)
         self._health_s = time.monotonic() - self._started_s
+        self.serve_one_token(max(1.0, deadline - time.monotonic()))
+        self._startup_s = time.monotonic() - self._started_s
+        return self._startup_s
+
+    def serve_one_token(self, timeout_s: float) -> None:
+        """Proves that the engine serves.
+
+        Raises:
+            EngineTimeoutError: No token came within `timeout_s`.
+            EngineError: It died, or answered with an error.
+        """
         try:
             engine_http.generate_one_token(
-                self._launch.url,
-                self._launch.model.name,
-                _plain_token(self._launch),
-                max(1.0, deadline - time.monotonic()),
+                self._launch.url, self._launch.model.name, _plain_token(self._launch), timeout_s
             )
         except (OSError, ValueError) as error:
             self._raise_if_dead()
-            raise self._error(f"is healthy, but gave no token: {error}") from None
-        self._startup_s = time.monotonic() - self._started_s
-        return self._startup_s
+            late = isinstance(getattr(error, "reason", error), TimeoutError)
+            kind = EngineTimeoutError if late else EngineError
+            raise self._error(f"is healthy, but gave no token: {error}", kind) from None
 
     def check(self) -> str | None:
         """None while the server runs; else why it does not, with the end of its log."""
@@ -167,9 +182,17 @@ class EngineRank:
         if code is not None:
             raise self._error(f"ended with exit code {code}" + _signal_hint(code))
 
-    def _error(self, what: str) -> EngineError:
-        log = tail(self._log, TAIL_LINES)
-        return EngineError(f"{self._launch.name} {what}\nThe end of {self._log}:\n{log}")
+    def _error(self, what: str, kind: type[EngineError] = EngineError) -> EngineError:
+        log, cause = tail(self._log, TAIL_LINES), first_error(self._log)
+        said = f"; its log's first error: {cause}" if cause else ""
+        return kind(f"{self._launch.name} {what}{said}\nThe end of {self._log}:\n{log}")
+
+
+def _without_flashinfer() -> dict[str, str]:
+    # vLLM 0.24 asks flashinfer for its sampler even where it is not installed, and dies.
+    if util.find_spec("flashinfer") is None:
+        return {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
+    return {}
 
 
 def _signal_hint(code: int) -> str:

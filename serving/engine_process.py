@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 import subprocess
@@ -113,6 +114,17 @@ def tail(log: Path, lines: int) -> str:
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - 256 * 1024))
         return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
+
+
+_RAISED = re.compile(r"^(?:\(.*?\) )?(?:ERROR .*?\] )?((?:[\w.]+)?(?:Error|Exception): .+)$")
+
+
+def first_error(log: Path) -> str:
+    """The first exception that a log names: the cause, where later ones are its consequences."""
+    if not log.is_file():
+        return ""
+    with log.open(errors="replace") as lines:
+        return next((found[1] for line in lines if (found := _RAISED.match(line.rstrip()))), "")
 
 
 def session_pids(session: int) -> list[int]:

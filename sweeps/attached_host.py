@@ -78,20 +78,20 @@ class AttachedHost:
             strict=self._server.strict,
         )
 
-    def send(self, requests: Sequence[Request], concurrency: int) -> CellRecord:
+    def send(self, trial: ServingTrial, requests: Sequence[Request]) -> CellRecord:
         """Sends a cell's load. Raises `TrialError` if a deadline passes."""
         assert self._driver is not None
         load = self._config.load
         return self._driver.send(
             [Target.parse(self._arm.url or "", load.api.name)],
             requests,
-            concurrency,
+            trial.concurrency,
             load.request_timeout_s,
             self._config.deadlines.trial_s,
             lambda: None,
         )
 
-    def counts(self) -> Counts:
+    def counts(self, _: ServingTrial) -> Counts:
         """Counters of the ranks whose URLs are given; a foreign router's are not known."""
         if not self._arm.rank_urls:
             return Counts(None, None)
@@ -104,6 +104,10 @@ class AttachedHost:
             raise TrialError(
                 "failed", f"counters of rank {url} (arm.rank_urls): {error}"
             ) from error
+
+    def check(self) -> None:
+        """Raises `TrialError` if the server takes no request any more."""
+        self.look()
 
     def evidence(self) -> list[Evidence]:
         """Nothing: what is behind a URL cannot be seen from outside."""

@@ -1,12 +1,12 @@
-"""A block of serving cells of one arm: brought up once, measured cell by cell."""
+"""A block of serving cells: one deployment, brought up once, measured cell by cell."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
 from ep_ray.config.schema import Config
+from ep_ray.interrupt import uninterrupted
 from ep_ray.transport import judge
 from ep_ray.watchdog import TrialError
 from serving.load.prompts import build_requests
@@ -19,9 +19,9 @@ _STARTS = 3  # of an arm whose ranks die in the middle of a block
 
 
 class Block:
-    """Cells of one arm.
+    """Cells of one deployment: one arm, or arms that share its engines and take turns.
 
-    The arm stays up for all cells. One that does not come up fails the rest of its block at
+    The engines stay up for all cells. One that does not come up fails the rest of its block at
     once; one that dies in the middle is started again for the next cell, twice at most.
 
     Args:
@@ -35,7 +35,7 @@ class Block:
         self._host: Host | None = None
         self._starts = 0
         self._hopeless: TrialError | None = None
-        self._calibrated = False
+        self._calibrated: set[str] = set()
         self._ran: dict[str, Any] = {}
 
     def run(self, trial: ServingTrial) -> Outcome:
@@ -47,15 +47,16 @@ class Block:
         host = self._ready()
         try:
             return self._cell(trial, host)
-        except BaseException:
-            self._end()
+        except BaseException as error:
+            with uninterrupted():
+                left = self._end()
+            if left and isinstance(error, TrialError):
+                error.reason += f"\nleft behind: {'; '.join(left)}"
             raise
 
-    def close(self) -> None:
-        """Ends the arm."""
-        left = self._end()
-        if left:
-            print(f"ep-ray: left behind: {'; '.join(left)}", file=sys.stderr)
+    def close(self) -> list[str]:
+        """Ends the arm. Returns what is left, in words."""
+        return self._end()
 
     def _ready(self) -> Host:
         if self._hopeless is not None:
@@ -97,16 +98,29 @@ class Block:
             measured=trial.requests,
             warmups=load.warmups,
             # Once per arm: it travels with the arm's first cell.
-            calibration=0 if self._calibrated else load.calibration,
+            calibration=0 if trial.arm in self._calibrated else load.calibration,
         )
-        before = host.counts()
-        record = host.send(requests, trial.concurrency)
-        self._calibrated = True
-        ledger = ledger_of_cell(record, host.endpoints(), before, host.counts())
+        before = host.counts(trial)
+        record = host.send(trial, requests)
+        self._calibrated.add(trial.arm)
+        ledger = ledger_of_cell(record, host.endpoints(), before, host.counts(trial))
         outcome = outcome_of_cell(record, trial, ledger)
         outcome.facts |= self._ran
+        outcome.facts["shared_gpu"] = trial.gpus > 1 and self._config.cluster.ranks_per_gpu > 1
         _prove(outcome, trial, host)
+        if any(request.state != "complete" for request in record.requests):
+            self._examine(outcome, host)
         return outcome
+
+    def _examine(self, outcome: Outcome, host: Host) -> None:
+        """Asks an arm that failed requests whether it serves still; ends it if it does not."""
+        try:
+            host.check()
+        except TrialError as error:
+            outcome.status = error.status
+            outcome.error = f"{error.reason}\n{outcome.error}"
+            with uninterrupted():
+                self._end()
 
 
 def _prove(outcome: Outcome, trial: ServingTrial, host: Host) -> None:
@@ -116,7 +130,7 @@ def _prove(outcome: Outcome, trial: ServingTrial, host: Host) -> None:
     if trial.gpus <= 1:
         status, seen = "not_applicable", ""
     outcome.rows["transport"] = evidence_rows(evidence)
-    outcome.facts |= {"transport_status": status, "transport_seen": seen, "shared_gpu": False}
+    outcome.facts |= {"transport_status": status, "transport_seen": seen}
     if status == "contradicted" and outcome.status == "ok":
         outcome.status = "failed"
         outcome.error = f"asked for transport {asked.name}, seen {seen}"

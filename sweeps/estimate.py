@@ -21,13 +21,8 @@ _TOKEN_S = {DeviceKind.cpu: 0.03, DeviceKind.cuda: 0.02}
 
 def estimate_s(trials: Sequence[Trial], device: DeviceKind) -> float:
     """Seconds that the trials take together, starts included."""
-    blocks = (list(block) for _, block in groupby(trials, key=block_key))
+    blocks = (list(block) for _, block in groupby(trials, key=lambda trial: trial.block))
     return sum((block_s(block, device) for block in blocks), RAY_START_S if trials else 0.0)
-
-
-def block_key(trial: Trial) -> tuple[str, str, int]:
-    """Trials with the same key, one after the other, are shown as one block."""
-    return trial.measure, trial.arm, trial.repeat
 
 
 def block_s(trials: Sequence[Trial], device: DeviceKind) -> float:

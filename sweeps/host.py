@@ -33,11 +33,14 @@ class Host(Protocol):
     def call(self, trial: ServingTrial) -> CallSpec:
         """What every request of a cell asks for."""
 
-    def send(self, requests: Sequence[Request], concurrency: int) -> CellRecord:
+    def send(self, trial: ServingTrial, requests: Sequence[Request]) -> CellRecord:
         """Sends a cell's load; raises `TrialError` if the arm dies or a deadline passes."""
 
-    def counts(self) -> Counts:
-        """Counters of router and engines, settled."""
+    def counts(self, trial: ServingTrial) -> Counts:
+        """Counters of the trial's router and of the engines, settled."""
+
+    def check(self) -> None:
+        """Raises `TrialError` unless the arm still serves; it may cost every rank a token."""
 
     def evidence(self) -> list[Evidence]:
         """What shows which transport carried the experts' traffic."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
@@ -76,6 +77,11 @@ class Trial:
     config_hash: str
     config_json: str
 
+    @property
+    def block(self) -> str:
+        """Neighbours with the same block share actors."""
+        return self.measure
+
 
 @dataclass(frozen=True)
 class A2aTrial(Trial):
@@ -92,9 +98,15 @@ class A2aTrial(Trial):
 
 @dataclass(frozen=True)
 class ServingTrial(Trial):
-    """One closed-loop cell against one arm."""
+    """One closed-loop cell against one arm.
+
+    Attributes:
+        deployment: Equal for arms that differ only in how requests reach the engines; they
+            share the engines and take turns cell by cell.
+    """
 
     layout: Arm
+    deployment: str
     transport: Transport
     router: RouterPolicy
     shape: str
@@ -102,6 +114,11 @@ class ServingTrial(Trial):
     completion_tokens: int
     concurrency: int
     requests: int
+
+    @property
+    def block(self) -> str:
+        """Neighbours with the same block share engines."""
+        return f"serving/{self.deployment}"
 
     @property
     def gpus(self) -> int:
@@ -123,11 +140,11 @@ def plan(config: Config, device: DeviceKind) -> list[Trial]:
         ConfigError: Two backends have the same name once `auto` is known.
     """
     trials: list[Trial] = []
-    for repeat in range(config.repeats):
-        if Measure.a2a in config.measure:
-            trials += _a2a(config, device, repeat)
-        if Measure.serving in config.measure:
-            trials += _serving(config, device, repeat)
+    repeats = range(config.repeats)
+    if Measure.a2a in config.measure:
+        trials += [trial for r in repeats for trial in _a2a(config, device, r)]
+    if Measure.serving in config.measure:
+        trials += [trial for r in repeats for trial in _serving(config, device, r)]
     return trials
 
 
@@ -182,44 +199,62 @@ def _a2a_trial(
 
 
 def _serving(config: Config, device: DeviceKind, repeat: int) -> Iterator[ServingTrial]:
-    shared = {"seed": config.seed, "device": device.name, "model": config.model}
-    load = _without(config.load, ("shapes", "concurrency"))
-    for arm in _mirrored(arms_of(config), repeat):
+    sides = [_ArmSide.of(config, device, arm) for arm in arms_of(config)]
+    deployments = list(dict.fromkeys(side.deployment for side in sides))
+    for deployment in _mirrored(deployments, repeat):
+        together = [side for side in sides if side.deployment == deployment]
+        for turn, (shape, concurrency) in enumerate(_cells(config, repeat)):
+            for side in _mirrored(together, repeat + turn):
+                yield _serving_trial(config, side, shape, concurrency, repeat)
+
+
+def _cells(config: Config, repeat: int) -> list[tuple[str, int]]:
+    """Cells of a block; with repeats in a shuffled order, so that neighbours vary."""
+    cells = [(s, c) for s in config.load.shapes for c in config.load.concurrency]
+    if config.repeats > 1:
+        random.Random(f"{config.seed}/{repeat}").shuffle(cells)
+    return cells
+
+
+@dataclass(frozen=True)
+class _ArmSide:
+    """An arm with everything that its trials have in common."""
+
+    arm: Arm
+    transport: Transport
+    router: RouterPolicy
+    deployment: str
+    side: _Side
+
+    @classmethod
+    def of(cls, config: Config, device: DeviceKind, arm: Arm) -> _ArmSide:
         transport, router = transport_of(config, arm), router_of(config, arm)
-        own = {**shared, "transport": transport, "router": router}
-        side = _Side.of(
-            {**own, "arm": arm, "load": load},
-            {
-                **own,
-                "arm": _without(arm, _NEUTRAL_ARM),
-                "load": _without(config.load, _NEUTRAL_LOAD),
-            },
-        )
-        for shape in config.load.shapes:
-            for concurrency in config.load.concurrency:
-                yield _serving_trial(
-                    config, arm, transport, router, shape, concurrency, repeat, side
-                )
+        shared = {"device": device.name, "model": config.model, "transport": transport}
+        engines = _dump({**shared, "arm": _without(arm, ("name", "router", "transport"))})
+        own = {**shared, "seed": config.seed, "router": router}
+        full = {"arm": arm, "load": _without(config.load, ("shapes", "concurrency"))}
+        hashed = {
+            "arm": _without(arm, _NEUTRAL_ARM),
+            "load": _without(config.load, _NEUTRAL_LOAD),
+        }
+        deployment = hashlib.sha256(engines.encode()).hexdigest()[:12]
+        return cls(arm, transport, router, deployment, _Side.of(own | full, own | hashed))
 
 
 def _serving_trial(
-    config: Config,
-    arm: Arm,
-    transport: Transport,
-    router: RouterPolicy,
-    shape: str,
-    concurrency: int,
-    repeat: int,
-    side: _Side,
+    config: Config, side: _ArmSide, shape: str, concurrency: int, repeat: int
 ) -> ServingTrial:
     prompt, completion = map(int, shape.split("/"))
     cell = f"{prompt}-{completion}-c{concurrency}"
     requests = requests_of(config, concurrency)
     return ServingTrial(
-        **_identity(Measure.serving, arm.name, cell, repeat, side, {"requests": requests}),
-        layout=arm,
-        transport=transport,
-        router=router,
+        **_identity(
+            Measure.serving, side.arm.name, cell, repeat, side.side, {"requests": requests}
+        ),
+        layout=side.arm,
+        deployment=side.deployment,
+        transport=side.transport,
+        router=side.router,
         shape=shape,
         prompt_tokens=prompt,
         completion_tokens=completion,

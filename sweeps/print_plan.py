@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from ep_ray.config.schema import Config, DeviceKind
-from sweeps.estimate import block_key, block_s, estimate_s
+from sweeps.estimate import block_s, estimate_s
 from sweeps.feasible import ranks_of
 from sweeps.plan import Trial
 from sweeps.progress import clock_text
@@ -27,11 +27,12 @@ def plan_lines(config: Config, trials: Sequence[Trial], device: DeviceKind) -> I
     """The lines of a plan: each block with its trials, and the sum."""
     yield f"{config.name}: {len(trials)} trials on {device.name}, repeats {config.repeats}"
     unit = "GPUs" if device is DeviceKind.cuda else "CPU ranks"
-    for (measure, arm, repeat), block in groupby(trials, key=block_key):
+    for _, block in groupby(trials, key=lambda trial: trial.block):
         cells = list(block)
+        arms = ", ".join(dict.fromkeys(trial.arm for trial in cells))
         most = max(ranks_of(trial) for trial in cells)
         yield (
-            f"\n{measure}  {arm}  repeat {repeat}: {len(cells)} trials, up to {most} {unit}, "
+            f"\n{cells[0].measure}  {arms}: {len(cells)} trials, up to {most} {unit}, "
             f"about {clock_text(block_s(cells, device))}"
         )
         yield from (f"  {trial.trial_id}" for trial in cells)

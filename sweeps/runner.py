@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import time
+import traceback
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from ep_ray.config.schema import ArmKind, Config, DeviceKind
+from ep_ray.config.schema import ArmKind, Config, DeviceKind, RouterPolicy
+from ep_ray.interrupt import uninterrupted
 from ep_ray.watchdog import TrialError
 from serving.models import resolve
 from sweeps.a2a_host import A2aHost
@@ -45,7 +48,10 @@ class Runner:
                 self._progress.begin(trial.trial_id)
                 self._record(trial, host)
         finally:
-            host.close()
+            with uninterrupted():
+                left = host.close()
+            if left:
+                print(f"ep-ray: left behind: {'; '.join(left)}", file=sys.stderr)
 
     def _host(self, trials: Sequence[Trial]) -> Any:
         first = trials[0]
@@ -53,13 +59,14 @@ class Runner:
             most = max(t.ep for t in trials if isinstance(t, A2aTrial))
             return A2aHost(self._config, self._device, most, self._store.sweep_id)
         assert isinstance(first, ServingTrial)
-        return Block(self._config, partial(self._serving_host, first))
+        routers = {t.router for t in trials if isinstance(t, ServingTrial)}
+        return Block(self._config, partial(self._serving_host, first, routers))
 
-    def _serving_host(self, first: ServingTrial) -> Host:
+    def _serving_host(self, first: ServingTrial, routers: set[RouterPolicy]) -> Host:
         if first.layout.kind is ArmKind.attached:
             return AttachedHost(self._config, first)
         model = resolve(self._config.model, MODEL_CACHE)
-        return ArmHost(self._config, first, model, self._device, self._store.folder)
+        return ArmHost(self._config, first, routers, model, self._device, self._store.folder)
 
     def _record(self, trial: Trial, host: Any) -> None:
         started_ns = time.time_ns()
@@ -67,5 +74,7 @@ class Runner:
             outcome: Outcome = host.run(trial)
         except TrialError as error:
             outcome = Outcome(status=error.status, error=error.reason)
+        except Exception:  # a fault of ours; the other trials may still tell something
+            outcome = Outcome(status="failed", error=traceback.format_exc())
         self._store.append(trial_row(trial, self._config.name, outcome, started_ns), outcome.rows)
         self._progress.end(outcome.status, trial.arm, outcome.headline)

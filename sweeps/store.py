@@ -9,9 +9,9 @@ because rows are told apart by (trial_id, attempt).
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
+import shutil
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,6 +23,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ep_ray.config.errors import ConfigError
+from ep_ray.interrupt import uninterrupted
+from sweeps.folder import no_folder, occupy, replacing, sync_folder, writing
 from sweeps.tables import SCHEMA_VERSION, TABLES
 
 # Rows of a table without the key: dicts, or an Arrow table where there are many.
@@ -42,7 +44,7 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.sweep_id = folder.name
-        self._lock = _lock(folder)
+        self._lock = occupy(folder)
         self._segment = f"{time.time_ns()}-{os.getpid()}"
         self._writers: dict[str, tuple[IO[bytes], Any]] = {}
         self._unsynced: set[IO[bytes]] = set()
@@ -55,7 +57,11 @@ class Store:
 
     @classmethod
     def create(cls, root: Path, name: str) -> Store:
-        """Makes a new folder `root/name-DATE-TIME`."""
+        """Makes a new folder `root/name-DATE-TIME`.
+
+        Raises:
+            ConfigError: It cannot be made, or takes no data.
+        """
         stamp = time.strftime("%Y%m%d-%H%M%S")
         for suffix in ["", *(f"-{n}" for n in range(1, 1000))]:
             folder = root / f"{name}-{stamp}{suffix}"
@@ -64,17 +70,21 @@ class Store:
             except FileExistsError:
                 continue
             except OSError as error:
-                raise ConfigError(f"results={root}: no folder can be made there: {error}") from None
-            return cls(folder.resolve())
-        raise ConfigError(f"results={root}: a thousand sweeps began there in this second")
+                raise ConfigError(no_folder(root, error.strerror or str(error))) from error
+            try:
+                return cls(folder.resolve())
+            except ConfigError:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+        raise ConfigError(no_folder(root, "there are 1,000 of this second already"))
 
     @classmethod
     def open(cls, folder: Path) -> Store:
         """Opens the folder of an earlier sweep, to resume it.
 
         Raises:
-            ConfigError: No such folder, no sweep in it, one of another schema version, or
-                another process writes there.
+            ConfigError: No such folder, no sweep in it, one of another schema version, it takes
+                no data, or another process writes there.
         """
         if not (folder / _MANIFEST).is_file():
             near = sorted(p.parent.name for p in folder.parent.glob(f"*/{_MANIFEST}"))[-3:]
@@ -101,7 +111,8 @@ class Store:
         """Notes what is planned, so that a resumed sweep can tell whether it fits."""
         ids = sorted(self.plan_ids() | set(trial_ids))
         body = {"schema_version": SCHEMA_VERSION, "experiment": experiment, "trial_ids": ids}
-        _replace(self.folder / _MANIFEST, (json.dumps(body, indent=1) + "\n").encode())
+        with writing(self.folder), replacing(self.folder / _MANIFEST) as temporary:
+            temporary.write_text(json.dumps(body, indent=1) + "\n")
 
     def is_done(self, trial_id: str) -> bool:
         """Whether an attempt of the trial succeeded."""
@@ -117,7 +128,14 @@ class Store:
         Args:
             trial: Columns of the `trials` table without `attempt` and `sweep_id`.
             rows: Rows of the other tables without `trial_id` and `attempt`.
+
+        Raises:
+            SweepError: They cannot be written, for example because the disk is full.
         """
+        with uninterrupted(), writing(self.folder):
+            self._append(trial, rows)
+
+    def _append(self, trial: Mapping[str, Any], rows: Rows) -> None:
         trial_id = trial["trial_id"]
         key = {"trial_id": trial_id, "attempt": len(self._attempts[trial_id]) + 1}
         commit = _with_key([{**trial, "sweep_id": self.sweep_id}], key, "trials")
@@ -150,26 +168,36 @@ class Store:
         return self._writers[name]
 
     def finalise(self) -> None:
-        """Writes the Parquet files and removes the streams they came from."""
+        """Writes the Parquet files and removes the streams they came from.
+
+        Raises:
+            SweepError: They cannot be written; the streams stay, and `resume` reads them.
+        """
         streams = list((self.folder / _STREAMS).glob("*.arrows"))
         if not streams and all((self.folder / f"{name}.parquet").is_file() for name in TABLES):
             return
+        with uninterrupted(), writing(self.folder):
+            self._finalise(streams)
+
+    def _finalise(self, streams: Sequence[Path]) -> None:
         for file, writer in self._writers.values():
             writer.close()
             file.close()
         self._writers.clear()
         for name, table in read_all(self.folder).items():
             _write_parquet(self.folder / f"{name}.parquet", table)
-        _sync(self.folder)  # the new names must be on the disk before the streams leave it
-        for stream in [*streams, *self.folder.glob("*.tmp-*")]:
+        sync_folder(self.folder)  # the new names must be on the disk before the streams leave it
+        for stream in streams:
             stream.unlink()
         if (self.folder / _STREAMS).is_dir():
             (self.folder / _STREAMS).rmdir()
 
     def close(self) -> None:
         """Finalises and gives the folder free."""
-        self.finalise()
-        self._lock.close()
+        try:
+            self.finalise()
+        finally:
+            self._lock.close()
 
 
 def _with_key(
@@ -243,40 +271,11 @@ def _keys(table: pa.Table) -> pa.ChunkedArray:
 def _write_parquet(path: Path, table: pa.Table) -> None:
     integers = [f.name for f in table.schema if pa.types.is_int64(f.type)]
     strings = [f.name for f in table.schema if pa.types.is_string(f.type)]
-    temporary = path.with_suffix(f".tmp-{os.getpid()}")
-    pq.write_table(
-        table,
-        temporary,
-        compression="zstd",
-        use_dictionary=strings,
-        column_encoding=dict.fromkeys(integers, "DELTA_BINARY_PACKED"),
-    )
-    _sync(temporary)
-    os.replace(temporary, path)
-
-
-def _replace(path: Path, content: bytes) -> None:
-    temporary = path.with_suffix(f".tmp-{os.getpid()}")
-    temporary.write_bytes(content)
-    _sync(temporary)
-    os.replace(temporary, path)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _lock(folder: Path) -> IO[str]:
-    lock = open(folder / ".lock", "w")  # noqa: SIM115
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.close()
-        raise ConfigError(
-            f"another sweep is writing to {folder}: wait for it, or choose results=FOLDER"
-        ) from None
-    return lock
+    with replacing(path) as temporary:
+        pq.write_table(
+            table,
+            temporary,
+            compression="zstd",
+            use_dictionary=strings,
+            column_encoding=dict.fromkeys(integers, "DELTA_BINARY_PACKED"),
+        )

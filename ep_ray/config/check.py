@@ -21,6 +21,7 @@ from ep_ray.config.schema import (
 )
 from ep_ray.inventory import ENV_PREFIXES
 
+MADE = ("tiny", "lite", "tiny_dense")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _ALLOWED = "use letters, digits, '.', '_', '-', and begin with a letter or digit"
 
@@ -28,6 +29,8 @@ _ALLOWED = "use letters, digits, '.', '_', '-', and begin with a letter or digit
 ARM_TRANSPORTS = {
     ArmKind.wide_tp: set(TransportKind) - {TransportKind.ib, TransportKind.efa},
     ArmKind.external_dp: set(TransportKind),
+    ArmKind.internal_dp: set(TransportKind) - {TransportKind.ib, TransportKind.efa},
+    ArmKind.hybrid_dp: set(TransportKind),
     ArmKind.attached: {TransportKind.auto},
 }  # fmt: skip
 BACKEND_TRANSPORTS = {
@@ -84,7 +87,14 @@ def _general(config: Config) -> Iterator[str]:
         yield f"`name={config.name}` becomes a folder's name: {_ALLOWED}"
     if config.repeats < 1:
         yield f"`repeats={config.repeats}`: at least 1"
+    if config.cluster.ranks_per_gpu < 1:
+        yield f"`cluster.ranks_per_gpu={config.cluster.ranks_per_gpu}`: at least 1"
     for key, transport in _transports(config):
+        if config.cluster.ranks_per_gpu > 1 and transport.kind is not TransportKind.tcp:
+            yield (
+                f"`{key}` is {transport.kind.name}: NCCL takes ranks that share a GPU "
+                "(cluster.ranks_per_gpu) only over transport=tcp"
+            )
         for name in transport.env:
             if not name.startswith(ENV_PREFIXES):
                 yield f"`{key}.env.{name}`: only {', '.join(ENV_PREFIXES)} variables are recorded"
@@ -149,8 +159,8 @@ def _serving(config: Config) -> Iterator[str]:
     for arm in arms:
         yield from _arm(config, arm)
     yield from _load(config)
-    if config.model.made not in (None, "tiny", "lite"):
-        yield f"`model.made={config.model.made}`: allowed: tiny, lite, null"
+    if config.model.made not in (None, *MADE):
+        yield f"`model.made={config.model.made}`: allowed: {', '.join(MADE)}, null"
     attached = all(arm.kind is ArmKind.attached for arm in arms)
     if not attached and config.model.made is None and not config.model.path:
         yield "`model.path` is empty: give a folder or a hub id, or model.made=tiny"
@@ -169,11 +179,23 @@ def _arm(config: Config, arm: Arm) -> Iterator[str]:
         return
     if arm.kind is ArmKind.wide_tp and arm.dp != 1:
         yield f"`{where}.dp={arm.dp}`: wide_tp is one engine; use kind external_dp for dp > 1"
-    if arm.kind is ArmKind.external_dp and router_of(config, arm) is RouterPolicy.none:
-        yield f"`{where}.router=none`: external_dp needs a router in front of its {arm.dp} ranks"
+    yield from _dp_local(arm, where)
     if arm.url or arm.rank_urls:
         yield f"`{where}.url`: only kind attached measures a running server; choose arm=attached"
     yield from _experts(config, arm, where)
+
+
+def _dp_local(arm: Arm, where: str) -> Iterator[str]:
+    local = arm.dp_local
+    if arm.kind is not ArmKind.hybrid_dp:
+        if local is not None:
+            yield f"`{where}.dp_local={local}`: only kind hybrid_dp groups ranks behind servers"
+    elif local is None or local < 1 or arm.dp % local:
+        divisors = [str(n) for n in range(1, arm.dp + 1) if arm.dp % n == 0]
+        yield (
+            f"`{where}.dp_local={local}`: ranks behind each server must divide dp={arm.dp}; "
+            f"possible: {', '.join(divisors)}"
+        )
 
 
 def _experts(config: Config, arm: Arm, where: str) -> Iterator[str]:
@@ -186,6 +208,8 @@ def _experts(config: Config, arm: Arm, where: str) -> Iterator[str]:
             f"{arm.tp} x {arm.dp} = {size}; set {where}.ep={size}, or change tp or dp"
         )
     experts = config.model.experts
+    if arm.enable_ep and experts == 0:
+        yield f"`{where}.enable_ep=true`: model `{config.model.name}` is dense, it has no experts"
     if arm.enable_ep and experts and experts % size:
         yield (
             f"`{where}`: {experts} experts of model `{config.model.name}` do not divide over "

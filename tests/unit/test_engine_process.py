@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.engine_process import ServerProcess, session_pids
+from serving.engine_process import ServerProcess, first_error, session_pids
 
 # A server with a child that moves to a session of its own and a grandchild that ignores SIGTERM.
 TREE = """
@@ -26,7 +26,7 @@ time.sleep(600)
 OWNER = """
 import os, sys, time
 from pathlib import Path
-from serving.engine_process import ServerProcess
+from serving.engine_process import first_error, ServerProcess
 server = ServerProcess(["-c", sys.argv[1]], os.environ, Path(sys.argv[2]))
 print(server.session, flush=True)
 time.sleep(600)
@@ -142,3 +142,15 @@ area = mmap.mmap(file.fileno(), 4096); print("mapped", flush=True); time.sleep(6
     until(lambda: "mapped" in server.tail(5))
     assert server.stop(5.0) == []
     assert not name.exists()
+
+
+def test_first_error_is_the_cause_not_its_consequences(tmp_path: Path) -> None:
+    log = tmp_path / "engine.log"
+    log.write_text(
+        "(APIServer pid=1) INFO 11-30 23:01:21 [api_server.py:1] error handling is on\n"
+        "(EngineCore pid=2) ERROR 11-30 [core.py:1231] Traceback (most recent call last):\n"
+        "(EngineCore pid=2) ERROR 11-30 [core.py:1231] ModuleNotFoundError: No module named 'x'\n"
+        "(APIServer pid=1) RuntimeError: Engine core initialization failed.\n"
+    )
+    assert first_error(log) == "ModuleNotFoundError: No module named 'x'"
+    assert first_error(tmp_path / "none.log") == ""
