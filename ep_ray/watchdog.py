@@ -63,7 +63,7 @@ def wait_all(refs: Sequence[Any], deadline_s: float, what: str) -> list[Any]:
     if first is not None:
         raise first
     if pending:
-        raise TrialError("timeout", f"{what}: no answer within {deadline_s:.0f} s")
+        raise TrialError("timeout", f"{what}: no answer within {deadline_s:g} s")
     return [results[rank] for rank in range(len(refs))]
 
 
