@@ -9,11 +9,11 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.sweep_process import SweepProcess, free_ports, kill
+from serving import ports
+from tests.sweep_process import GONE_S, SweepProcess, free_ports, kill
 
 pytest.importorskip("vllm", reason="needs vLLM")
 
@@ -90,7 +90,62 @@ def test_each_fault_costs_its_cell_and_no_more(start: Start) -> None:
     sweep.signal(signal.SIGINT, group=True)
     assert sweep.wait() == 1, sweep.output
     sweep.assert_nothing_left()
-    for row in sweep.trials():
-        print(row["trial_id"], row["status"], row["error"])
-    print(sweep.output)
-    assert 0
+    trials = sweep.trials()
+    assert {row["arm"] for row in trials[:down]} == {"broken"}
+    assert {row["status"] for row in trials[:down]} == {"crash"}
+    assert all("--no-such-flag" in row["error"] for row in trials[:down])
+    killed, hung, unrouted, unsent, fine, late = trials[down:]
+    assert killed["status"] == "crash"
+    assert hung["status"] == "timeout"
+    assert unrouted["status"] == "crash"
+    assert "router" in unrouted["error"]
+    assert unsent["status"] == "crash"
+    assert "the load client" in unsent["error"]
+    assert fine["status"] == "ok"
+    assert late["status"] == "failed"
+    assert late["error"] == f"1 of 1 requests not complete: timeout after {LATE_S} s"
+    assert_late_request_is_accounted_for(sweep, late["trial_id"])
+
+
+def assert_late_request_is_accounted_for(sweep: SweepProcess, trial_id: str) -> None:
+    """The client gave it up; router and engine saw that, and nobody calls it complete."""
+    tables = {
+        name: [row for row in rows if row["trial_id"] == trial_id]
+        for name, rows in sweep.tables().items()
+    }
+    (request,) = tables["requests"]
+    assert request["state"] == "failed"
+    assert request["reason"] == f"timeout after {LATE_S} s"
+    (total,) = [row for row in tables["ledger"] if row["role"] == "all"]
+    assert total["client_sent"] == total["client_failed"] == total["router_forwarded"] == 1
+    assert total["router_aborted"] == total["engine_aborted"] == 1
+    assert total["client_complete"] == total["router_complete"] == total["engine_complete"] == 0
+    assert total["agrees"]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_driver_that_ends_while_engines_start_leaves_none(start: Start, signum: int) -> None:
+    base = free_ports()
+    sweep = start(*experiment(base), f"arm={{{SERVER},name:two,extra_args:[]}}")
+    sweep.until(lambda: sweep.pids("vllm.entrypoints"), "start of the engine")
+    sweep.signal(signum)
+    assert sweep.wait() == (1 if signum == signal.SIGTERM else -signum), sweep.output
+    sweep.assert_nothing_left(GONE_S if signum == signal.SIGKILL else 0.0)
+    assert ports.wait_free(range(base, base + 100), 0.0) == []
+    assert sweep.trials() == []
+
+
+@pytest.mark.parametrize(
+    ("offset", "who", "override"),
+    [(0, "API server of rank 0", "arm.api_port="), (10, "the router", "router.port=")],
+)
+def test_taken_port_is_named_before_anything_starts(
+    start: Start, tmp_path: Path, offset: int, who: str, override: str
+) -> None:
+    base = free_ports()
+    with socket.create_server(("127.0.0.1", base + offset)):
+        sweep = start(*experiment(base))
+        assert sweep.wait() == 2
+    assert who in sweep.output
+    assert f"port {base + offset} on 127.0.0.1, moved by {override}" in sweep.output
+    assert not (tmp_path / "runs").exists()
