@@ -84,7 +84,7 @@ def _result(ref: Any, what: str, who: str) -> Any:
 def _exit_detail(error: RayActorError) -> str:
     """What Ray knows of the end of the process; its message has it behind much else."""
     _, found, detail = str(error).partition("Worker exit detail: ")
-    return f": {detail.strip()}" if found else ""
+    return f": {detail.partition(' Some common causes')[0].strip()}" if found else ""
 
 
 def stacks(actors: Sequence[Any], method: str = "stacks", timeout_s: float = 5.0) -> str:

@@ -105,9 +105,10 @@ class AttachedHost:
                 "failed", f"counters of rank {url} (arm.rank_urls): {error}"
             ) from error
 
-    def check(self) -> None:
-        """Raises `TrialError` if the server takes no request any more."""
-        self.look()
+    def mend(self) -> None:
+        """Replaces the load client. Raises `TrialError` if the server takes no request any more."""
+        self.close()
+        self.start()
 
     def evidence(self) -> list[Evidence]:
         """Nothing: what is behind a URL cannot be seen from outside."""

@@ -39,8 +39,12 @@ class Host(Protocol):
     def counts(self, trial: ServingTrial) -> Counts:
         """Counters of the trial's router and of the engines, settled."""
 
-    def check(self) -> None:
-        """Raises `TrialError` unless the arm still serves; it may cost every rank a token."""
+    def mend(self) -> None:
+        """Makes the arm whole again while its engines still serve, at the cost of a token each.
+
+        Raises:
+            TrialError: They do not, or what stands in front of them does not come up again.
+        """
 
     def evidence(self) -> list[Evidence]:
         """What shows which transport carried the experts' traffic."""

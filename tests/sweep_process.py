@@ -120,6 +120,8 @@ def command(pid: int) -> str:
 
 
 def kill(pids: list[int], signum: int) -> None:
+    """Signals processes; there must be some to hurt."""
+    assert pids
     for pid in pids:
         try:
             os.kill(pid, signum)

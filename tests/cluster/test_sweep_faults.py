@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import termios
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -33,7 +31,7 @@ SMALL = (
 LONG = (
     *SMALL,
     "~workload.phases.prefill",
-    "workload.phases.decode={tokens:8,iterations:2000}",
+    "workload.phases.decode={tokens:8,iterations:600}",
 )
 Start = Callable[..., SweepProcess]
 
@@ -53,14 +51,15 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 @pytest.mark.timeout(600)
 def test_killed_driver_loses_and_repeats_nothing(start: Start) -> None:
-    plan = (*SMALL, "workload.ep=[1,2]", "repeats=3")
+    more = ",".join(f"t{n}:{{tokens:{n},iterations:5}}" for n in (1, 2, 4))
+    plan = (*SMALL, "workload.ep=[1,2]", f"+workload.phases={{{more}}}")
     killed = start(*plan)
     killed.until_trials(5)
     killed.signal(signal.SIGKILL)
     assert killed.wait() == -signal.SIGKILL
     killed.assert_nothing_left(GONE_S)
     before = killed.trials()
-    assert 5 <= len(before) < 48
+    assert 5 <= len(before) < 40
     assert set(counts(before, "status")) == {"ok"}
 
     resumed = start(*plan, f"resume={killed.results}")
@@ -72,7 +71,7 @@ def test_killed_driver_loses_and_repeats_nothing(start: Start) -> None:
     resumed.assert_nothing_left()
     tables = resumed.tables()
     rows = {row["trial_id"]: row for row in tables["trials"]}
-    assert len(rows) == len(tables["trials"]) == 48
+    assert len(rows) == len(tables["trials"]) == 40
     assert [rows[row["trial_id"]] for row in before] == before
     # Each operation of each trial was timed once, on every rank.
     assert counts(tables["operations"], "trial_id") == dict.fromkeys(rows, 3)
@@ -81,7 +80,7 @@ def test_killed_driver_loses_and_repeats_nothing(start: Start) -> None:
 
     other = start(*plan, "seed=1", f"resume={killed.results}")
     assert other.wait() == 2
-    assert "none of its 48 trials is in this experiment" in other.output
+    assert "none of its 40 trials is in this experiment" in other.output
     assert resumed.tables() == tables
 
 
@@ -103,10 +102,8 @@ def in_trial(sweep: SweepProcess) -> None:
 @pytest.mark.parametrize(
     ("phase", "signum", "times"),
     [
-        (in_ray, signal.SIGINT, 1),
         (in_ray, signal.SIGTERM, 1),
         (in_ranks, signal.SIGINT, 1),
-        (in_ranks, signal.SIGTERM, 2),
         (in_trial, signal.SIGINT, 2),
     ],
 )
@@ -135,14 +132,16 @@ def is_ending(sweep: SweepProcess) -> bool:
 
 
 def test_interrupt_during_the_report(start: Start) -> None:
-    """A pipe that nobody reads holds the report up in its middle."""
+    """A pipe that is full and that nobody reads holds the report up."""
     read, write = os.pipe()
-    fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
     sweep = start(*SMALL, "workload.routing=[uniform]", stdout=write)
-    os.close(write)
-    with os.fdopen(read, "rb") as output:
-        sweep.until(lambda: waiting_bytes(read) > 1000, "the report")
+    with os.fdopen(read, "rb", buffering=0) as output:
+        folder = Path(output.readline().decode().rpartition("results in ")[2].strip())
+        fill(write)
+        sweep.until(lambda: len(sweep.trials()) == 2, "the trials")
+        sweep.until(lambda: not (folder / "stream").exists(), "the report")
         sweep.signal(signal.SIGINT)
+        os.close(write)
         output.read()
     assert sweep.wait() == 1, sweep.output
     sweep.assert_nothing_left()
@@ -150,13 +149,19 @@ def test_interrupt_during_the_report(start: Start) -> None:
     assert [row["status"] for row in sweep.trials()] == ["ok", "ok"]
 
 
-def waiting_bytes(read: int) -> int:
-    return int.from_bytes(fcntl.ioctl(read, termios.FIONREAD, bytes(4)), sys.byteorder)
+def fill(pipe: int) -> None:
+    """Writes until nothing fits; by a description of its own, for the sweep's must block."""
+    again = os.open(f"/proc/self/fd/{pipe}", os.O_WRONLY | os.O_NONBLOCK)
+    try:
+        while True:
+            os.write(again, b".")
+    except BlockingIOError:
+        os.close(again)
 
 
 @pytest.mark.timeout(600)
 def test_killed_and_hanging_ranks_become_rows_and_the_sweep_goes_on(start: Start) -> None:
-    sweep = start(*LONG, "deadlines.trial_s=20")
+    sweep = start(*LONG, "deadlines.trial_s=30")
     sweep.until(lambda: len(sweep.pids("ray::Rank.run")) == 2, "the first trial")
     kill(sweep.pids("ray::Rank.run")[1:], signal.SIGKILL)
     sweep.until_trials(1)
@@ -171,7 +176,7 @@ def test_killed_and_hanging_ranks_become_rows_and_the_sweep_goes_on(start: Start
     assert crash["status"] == "crash"
     assert "died" in crash["error"]
     assert timeout["status"] == "timeout"
-    assert "no answer within 20 s" in timeout["error"]
+    assert "no answer within 30 s" in timeout["error"]
     assert "thread MainThread" in timeout["error"]
     assert ": no answer" in timeout["error"]
     assert [row["status"] for row in fine] == ["ok", "ok"]
@@ -180,7 +185,7 @@ def test_killed_and_hanging_ranks_become_rows_and_the_sweep_goes_on(start: Start
         in sweep.output
     )
 
-    again = start(*LONG, "deadlines.trial_s=20", f"resume={sweep.results}")
+    again = start(*LONG, "deadlines.trial_s=30", f"resume={sweep.results}")
     assert again.wait() == 0, again.output
     assert [(row["trial_id"], row["attempt"], row["status"]) for row in again.trials()[4:]] == [
         (row["trial_id"], 2, "ok") for row in (crash, timeout)
