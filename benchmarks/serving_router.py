@@ -26,7 +26,7 @@ from benchmarks.router_peers import LOAD_CORE, available, cpu_s, engines, starte
 
 HERE = Path(__file__).parent
 ENGINES = 4
-RUN_S = 120.0
+RUN_S = 600.0
 
 Result = Mapping[str, float]
 
@@ -92,7 +92,7 @@ def main() -> None:
     if "ep-ray" in names:
         import ray
 
-        ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+        ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
     before = os.getloadavg()
     found: dict[str, list[dict[str, Result]]] = {}
     with tempfile.TemporaryDirectory() as folder:
