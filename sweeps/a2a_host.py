@@ -20,7 +20,7 @@ from ep_ray.placement import Slot, find_slots, in_bundle, release, reserve
 from ep_ray.transport import evidence_in_log, interface_evidence, judge, transport_env
 from ep_ray.watchdog import TrialError, kill_all, stacks, wait_all
 from sweeps.outcome import Outcome, evidence_rows, what_ran
-from sweeps.plan import A2aTrial
+from sweeps.trial import A2aTrial
 
 _COMMUNICATOR = {DeviceKind.cpu: "gloo", DeviceKind.cuda: "nccl"}
 

@@ -28,7 +28,7 @@ from serving.router.actor import RouterActor
 from sweeps.driver import Driver
 from sweeps.host import Counts
 from sweeps.outcome import what_ran
-from sweeps.plan import ServingTrial
+from sweeps.trial import ServingTrial
 
 _COUNTERS_S = 30.0
 _CALL_S = 30.0

@@ -18,7 +18,7 @@ from serving.load.target import Target
 from sweeps.driver import Driver
 from sweeps.host import Counts
 from sweeps.outcome import what_ran
-from sweeps.plan import ServingTrial
+from sweeps.trial import ServingTrial
 
 _COUNTERS_S = 30.0
 

@@ -12,8 +12,8 @@ from ep_ray.watchdog import TrialError
 from serving.load.prompts import build_requests
 from sweeps.host import Host
 from sweeps.outcome import Outcome, evidence_rows
-from sweeps.plan import ServingTrial
 from sweeps.serving_trial import ledger_of_cell, outcome_of_cell
+from sweeps.trial import ServingTrial
 
 _STARTS = 3  # of an arm whose ranks die in the middle of a block
 

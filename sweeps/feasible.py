@@ -18,7 +18,7 @@ from serving.attached import AttachError, attach
 from serving.engine_http import counters
 from serving.models import ModelError, resolve
 from serving.ports import PortError, check_free, check_map, ephemeral_range, port_map
-from sweeps.plan import A2aTrial, ServingTrial, Trial
+from sweeps.trial import A2aTrial, ServingTrial, Trial
 
 MODEL_CACHE = Path("~/.cache/ep_ray/models").expanduser()
 

@@ -10,7 +10,7 @@ from ep_ray.transport import Evidence
 from serving.engine_http import Counters
 from serving.load.prompts import CallSpec
 from serving.load.records import CellRecord, Request
-from sweeps.plan import ServingTrial
+from sweeps.trial import ServingTrial
 
 
 @dataclass(frozen=True)

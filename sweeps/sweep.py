@@ -13,10 +13,11 @@ from ep_ray.inventory import Machine, local_machine
 from ep_ray.session import Session
 from sweeps.feasible import check_feasible, ranks_of, resolve_device
 from sweeps.folder import writing
-from sweeps.plan import Trial, plan
+from sweeps.plan import plan
 from sweeps.print_plan import print_plan
 from sweeps.runner import Runner
 from sweeps.store import Store
+from sweeps.trial import Trial
 
 
 class Sweep:

@@ -24,9 +24,9 @@ class RouterActor:
     """
 
     def __init__(
-        self, name: str, host: str = "127.0.0.1", port: int = 0, settings: Settings = Settings()
+        self, name: str, host: str = "127.0.0.1", port: int = 0, settings: Settings | None = None
     ) -> None:
-        self._router = Router(name, host, port, settings)
+        self._router = Router(name, host, port, settings or Settings())
         self._publisher = _Publisher(self._router)
 
     def start(self) -> str:

@@ -13,7 +13,8 @@ from ep_ray.watchdog import TrialError
 from serving.attached import AttachedServer, AttachError, attach
 from sweeps.attached_host import AttachedHost
 from sweeps.feasible import check_feasible
-from sweeps.plan import ServingTrial, plan
+from sweeps.plan import plan
+from sweeps.trial import ServingTrial
 from tests.serving.openai_server import Habits, openai_server
 
 VOCABULARY = 1000

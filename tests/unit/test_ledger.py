@@ -11,8 +11,9 @@ from ep_ray.config.compose import compose_all
 from ep_ray.config.schema import DeviceKind
 from serving.ledger import LedgerRow, difference, disagreement, reconcile
 from serving.load.records import RequestRecord
-from sweeps.plan import ServingTrial, plan
+from sweeps.plan import plan
 from sweeps.tables import TABLES
+from sweeps.trial import ServingTrial
 
 RANKS = ["rank0", "rank1", "rank2", "rank3"]
 

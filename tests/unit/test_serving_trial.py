@@ -15,9 +15,10 @@ from serving.engine_http import Counters
 from serving.load.records import CellRecord, RequestRecord
 from sweeps.host import Counts
 from sweeps.outcome import Outcome, evidence_rows, trial_row, what_ran
-from sweeps.plan import A2aTrial, ServingTrial, Trial, plan
+from sweeps.plan import plan
 from sweeps.serving_trial import ledger_of_cell, outcome_of_cell
 from sweeps.tables import TABLES
+from sweeps.trial import A2aTrial, ServingTrial, Trial
 
 MS = 1_000_000
 

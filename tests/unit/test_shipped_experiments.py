@@ -11,7 +11,8 @@ from ep_ray.config.compose import compose_all
 from ep_ray.config.folder import config_dir, experiments
 from ep_ray.config.schema import ArmKind, Config, DeviceKind, RouterPolicy
 from sweeps.feasible import gpus_needed, resolve_device
-from sweeps.plan import A2aTrial, ServingTrial, plan
+from sweeps.plan import plan
+from sweeps.trial import A2aTrial, ServingTrial
 
 # Experiment: trials on its device, and the most ranks of one.
 SHIPPED = {
@@ -21,7 +22,10 @@ SHIPPED = {
     "external_dp_rdma": (36, 8),
     "external_dp_tcp": (24, 8),
     "gpu_quickstart": (4, 1),
+    "one_gpu": (48, 1),
     "quickstart": (16, 4),
+    "shared_gpu": (3, 2),
+    "two_gpus": (48, 2),
     "wide_tp": (12, 8),
 }
 REVISION = "85864749cd611b4353ce1decdb286193298f64c7"

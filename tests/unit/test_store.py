@@ -356,7 +356,7 @@ def test_folders_made_in_the_same_second_are_apart(tmp_path):
 
 def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"results=.*file: no folder can be made there"):
+    with pytest.raises(ConfigError, match=r"cannot write results to .*file: Not a directory"):
         Store.create(tmp_path / "file", "e")
 
 

@@ -55,7 +55,7 @@ def test_a_plan_is_printed_and_nothing_is_started(run):
     assert len(trials) == len(set(trials)) == 16
     assert trials[0].startswith("a2a.gloo.decode-t32-ep2-uniform.r0.")
     assert trials[-1].startswith("serving.wide_tp.128-8-c8.r0.")
-    assert "serving  external_dp  repeat 0: 6 trials, up to 2 CPU ranks, about " in out
+    assert "serving  external_dp: 6 trials, up to 2 CPU ranks, about " in out
     assert "and 0 GPUs at once" in out
 
 
@@ -140,7 +140,7 @@ def test_a_results_folder_that_cannot_be_made(run, tmp_path):
     (tmp_path / "file").write_text("")
     code, _, err = run("+exp=quickstart", "measure=[a2a]", "results=file")
     assert code == 2
-    assert "results=file: no folder can be made there" in err
+    assert "cannot write results to file: Not a directory" in err
 
 
 def test_the_resolved_configuration_is_printed(run):

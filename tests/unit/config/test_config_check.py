@@ -114,10 +114,13 @@ SERVING = [
         "allowed: auto, nvlink, shm, tcp",
     ),
     ({"transport__kind": s.TransportKind.efa}, "asks for transport=efa, which wide_tp cannot"),
+    ({"arm__dp_local": 2}, "`arm.dp_local=2`: only kind hybrid_dp groups ranks"),
     (
-        {"arm__router": s.RouterPolicy.none},
-        "`arm.router=none`: external_dp needs a router in front of its 2 ranks",
+        {"arm__kind": s.ArmKind.hybrid_dp},
+        "`arm.dp_local=None`: ranks behind each server must divide dp=2; possible: 1, 2",
     ),
+    ({"model__experts": 0}, "model `tiny-moe` is dense, it has no experts"),
+    ({"cluster__ranks_per_gpu": 2}, "only over transport=tcp"),
     ({"arm__url": "http://h"}, "`arm.url`: only kind attached measures a running server"),
     ({"arm__rank_urls": ["http://h"]}, "`arm.url`: only kind attached"),
     (
@@ -135,7 +138,7 @@ SERVING = [
     ({"load__concurrency": [4, 4]}, "`load.concurrency` names 4 twice: each cell runs once"),
     ({"load__shapes": ["8/8", "8/8"]}, "`load.shapes` names 8/8 twice"),
     ({"load__min_requests": 0}, "`load.min_requests` and `load.requests_per_slot` are at least 1"),
-    ({"model__made": "big"}, "`model.made=big`: allowed: tiny, lite, null"),
+    ({"model__made": "big"}, "`model.made=big`: allowed: tiny, lite, tiny_dense, null"),
     ({"model__made": None}, "`model.path` is empty: give a folder or a hub id"),
 ]
 

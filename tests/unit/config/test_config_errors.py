@@ -89,7 +89,11 @@ WRONG_TYPES = [
     ("arm.enable_ep=perhaps", "arm.enable_ep", "is not a valid bool"),
     ("arm.tp=null", "arm.tp", "is not Optional"),
     ("transport.kind=tpc", "transport.kind", "expected one of [auto, nvlink, shm, tcp, ib, efa]"),
-    ("arm.kind=wide", "arm.kind", "expected one of [wide_tp, external_dp, attached]"),
+    (
+        "arm.kind=wide",
+        "arm.kind",
+        "expected one of [wide_tp, external_dp, internal_dp, hybrid_dp, attached]",
+    ),
     ("measure=[a2aa]", "measure[0]", "expected one of [a2a, serving]"),
     ("load.concurrency=4", "load.concurrency", "Write a list: load.concurrency=[...]"),
     ("measure=a2a", "measure", "Write a list: measure=[...]"),
