@@ -35,11 +35,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"ep-ray doctor: {error}", file=sys.stderr)
         return UNHEALTHY
     found = diagnose(nodes)
-    if args.json:
-        print(json.dumps(found.as_dict(), indent=1))
-    else:
-        what = f"Ray cluster of {len(nodes)} nodes" if args.address else "This machine"
-        print_report(what, sections(found), sys.stdout)
+    try:
+        if args.json:
+            print(json.dumps(found.as_dict(), indent=1), flush=True)
+        else:
+            what = f"Ray cluster of {len(nodes)} nodes" if args.address else "This machine"
+            print_report(what, sections(found), sys.stdout)
+    except BrokenPipeError:
+        # The reader (`head`, a pager) has seen enough; the diagnosis stands.
+        sys.stderr.close()
     return HEALTHY if found.healthy else UNHEALTHY
 
 

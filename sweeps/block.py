@@ -134,7 +134,7 @@ class Block:
         # CPU ranks talk over sockets, whatever is asked.
         counted = TransportKind.tcp if self._on_cpu else asked
         expected = host.expert_bytes(record)
-        also = "HTTP of this load, and Ray"
+        also = "HTTP of this load, Ray, and whatever else the machine runs"
         evidence += counter_evidence(counted, self._observer.grown, expected, also)
         outcome.facts["shared_gpu"] = False
         prove(outcome, asked, evidence, crosses=trial.gpus > 1, local_links=trial.layout.tp > 1)
