@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from sweeps.doctor.diagnosis import diagnose
     from sweeps.doctor.node import examine, examine_cluster
     from sweeps.doctor.text import sections
-    from sweeps.tablefmt import print_report
+    from sweeps.render_text import print_report
 
     try:
         nodes = examine_cluster(args.address) if args.address else [examine()]

@@ -6,7 +6,7 @@ import os
 import platform
 import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -21,7 +21,7 @@ _SMI_TIMEOUT_S = 20
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU as the driver names it."""
+    """One GPU as the driver names it; of a MIG slice only the UUID is known."""
 
     index: int
     name: str
@@ -38,7 +38,7 @@ class Machine:
         cpu: The processor's model.
         cores: Cores that this process may use.
         memory_gib: Physical memory.
-        gpus: GPUs in the driver's order.
+        gpus: GPUs that `CUDA_VISIBLE_DEVICES` leaves, in its order, else in the driver's.
         ib: RDMA devices other than EFA.
         efa: EFA devices.
         interfaces: Network interfaces.
@@ -58,15 +58,19 @@ class Machine:
         return asdict(self)
 
 
-def local_machine() -> Machine:
-    """Reads the hardware of the machine that this runs on."""
+def local_machine(environ: Mapping[str, str] = os.environ) -> Machine:
+    """Reads the hardware of the machine that this runs on.
+
+    Args:
+        environ: Environment whose `CUDA_VISIBLE_DEVICES` counts.
+    """
     ib, efa = _rdma_devices()
     return Machine(
         hostname=socket.gethostname(),
         cpu=_cpu_model(),
         cores=len(os.sched_getaffinity(0)),
         memory_gib=round(_memory_gib(), 1),
-        gpus=gpus(),
+        gpus=visible_gpus(gpus(), environ.get("CUDA_VISIBLE_DEVICES")),
         ib=ib,
         efa=efa,
         interfaces=tuple(sorted(p.name for p in Path("/sys/class/net").glob("*"))),
@@ -88,6 +92,35 @@ def gpus() -> tuple[Gpu, ...]:
         return ()
     rows = [line.split(", ") for line in done.stdout.strip().splitlines()]
     return tuple(Gpu(int(r[0]), r[1], r[2], int(float(r[3]))) for r in rows if len(r) == 4)
+
+
+def visible_gpus(found: Sequence[Gpu], visible: str | None) -> tuple[Gpu, ...]:
+    """The GPUs that CUDA would show a process.
+
+    Args:
+        found: All GPUs of the machine.
+        visible: `CUDA_VISIBLE_DEVICES`: indices, UUIDs or beginnings of UUIDs; None shows all.
+            As in CUDA, the first entry that names no GPU hides itself and all after it.
+    """
+    if visible is None:
+        return tuple(found)
+    chosen: list[Gpu] = []
+    for entry in visible.split(","):
+        gpu = _named_gpu(found, entry.strip())
+        if gpu is None or gpu in chosen:
+            break
+        chosen.append(gpu)
+    return tuple(chosen)
+
+
+def _named_gpu(found: Sequence[Gpu], entry: str) -> Gpu | None:
+    if entry.startswith("MIG-"):
+        return Gpu(-1, "MIG slice", entry, 0)
+    if entry.startswith("GPU-"):
+        matches = [gpu for gpu in found if gpu.uuid.startswith(entry)]
+    else:
+        matches = [gpu for gpu in found if str(gpu.index) == entry]
+    return matches[0] if len(matches) == 1 else None
 
 
 def versions() -> dict[str, str]:

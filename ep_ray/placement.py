@@ -17,11 +17,14 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ep_ray.address import service_ip
-from ep_ray.watchdog import wait_all
+from ep_ray.watchdog import TrialError, wait_all
 
 
-class PlacementError(Exception):
+class PlacementError(TrialError):
     """The cluster cannot hold the ranks: what was asked, what there is."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__("timeout", reason)
 
 
 @dataclass(frozen=True)
@@ -81,19 +84,19 @@ def release(group: PlacementGroup | None) -> None:
         remove_placement_group(group)
 
 
-def in_bundle(group: PlacementGroup, index: int, gpus: int, cpus: float = 1) -> dict[str, Any]:
+def in_bundle(group: PlacementGroup, index: int, gpus: float, cpus: float = 1) -> dict[str, Any]:
     """Actor options that put an actor into a bundle."""
     strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
     return {"scheduling_strategy": strategy, "num_gpus": gpus, "num_cpus": cpus}
 
 
-def find_slots(group: PlacementGroup, bundles: int, gpus: int, timeout_s: float) -> list[Slot]:
+def find_slots(group: PlacementGroup, bundles: int, gpus: float, timeout_s: float) -> list[Slot]:
     """Where the bundles of a group are, in rank order.
 
     Args:
         group: A placed group.
         bundles: How many bundles it has.
-        gpus: GPUs of each bundle; 0 on the CPU.
+        gpus: GPUs of each bundle, a fraction where ranks share one; 0 on the CPU.
         timeout_s: Deadline.
 
     Raises:
@@ -112,18 +115,24 @@ def _slot(bundle: int) -> Slot:
     context = ray.get_runtime_context()
     ids = tuple(str(i) for i in context.get_accelerator_ids().get("GPU", []))
     visible = [v for v in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if v]
-    indices = tuple(visible.index(i) if i in visible else int(i) for i in ids)
-    return Slot(service_ip(), context.get_node_id(), ids, indices, bundle)
+    # Ray names several GPUs of a bundle in no stable order.
+    pairs = sorted((visible.index(i) if i in visible else int(i), i) for i in ids)
+    indices, names = tuple(index for index, _ in pairs), tuple(name for _, name in pairs)
+    return Slot(service_ip(), context.get_node_id(), names, indices, bundle)
 
 
 def rank_order(slots: Sequence[Slot]) -> list[int]:
     """Indices of `slots` in rank order: by node, then by device.
 
-    Ray's bundle order differs between identical runs (ray#51117).
+    Ray's bundle order differs between identical runs (ray#51117). With masked GPUs every slot
+    has index 0, and the ids tell the devices apart.
     """
-    return sorted(
-        range(len(slots)), key=lambda i: (_ip_key(slots[i]), slots[i].gpu_indices, slots[i].bundle)
-    )
+    return sorted(range(len(slots)), key=lambda i: _slot_key(slots[i]))
+
+
+def _slot_key(slot: Slot) -> tuple[Any, ...]:
+    ids = [(int(i), "") if i.isdigit() else (-1, i) for i in slot.gpu_ids]
+    return _ip_key(slot), slot.gpu_indices, ids, slot.bundle
 
 
 def _ip_key(slot: Slot) -> tuple[tuple[int, ...], str]:

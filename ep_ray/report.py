@@ -1,6 +1,6 @@
 """Prints the report of a sweep, or of the published results, and writes it as Markdown.
 
-python -m ep_ray.report RESULTS [--published external_dp] [--markdown FILE]
+python -m ep_ray.report RESULTS [--full] [--published external_dp] [--markdown FILE]
 python -m ep_ray.report published [--markdown FILE]
 """
 
@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sweeps.read import ResultsError
-from sweeps.report import PUBLISHED_NAMES, of_published, of_results
-from sweeps.tablefmt import markdown, print_report
+from sweeps.render_markdown import markdown
+from sweeps.render_text import print_report
+from sweeps.report import PUBLISHED_NAMES, Report, footer, of_published, of_results
 
 _PUBLISHED = "published"
 
@@ -22,15 +23,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; the exit status is 2 when there is nothing to report on."""
     args = _parser().parse_args(argv)
     try:
-        if args.results == _PUBLISHED:
-            title, sections = of_published()
-        else:
-            title, sections = of_results(args.results, args.published)
-        print_report(title, sections, sys.stdout)
-        target = _markdown_file(args)
-        if target is not None:
-            target.write_text(markdown(title, sections), encoding="utf-8")
-            print(f"\nWritten to {target}")
+        report = _report(args)
+        print_report(report.title, report.full if args.full else report.brief, sys.stdout)
+        _write(args, report)
     except ResultsError as error:
         print(f"ep-ray report: {error}", file=sys.stderr)
         return 2
@@ -44,11 +39,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _markdown_file(args: argparse.Namespace) -> Path | None:
-    """Where Markdown goes: the file that was asked for, else `report.md` in the results."""
-    if args.markdown is not None:
-        return Path(args.markdown)
-    return None if args.results == _PUBLISHED else Path(args.results) / "report.md"
+def _report(args: argparse.Namespace) -> Report:
+    if args.results == _PUBLISHED:
+        return of_published()
+    return of_results(args.results, args.published)
+
+
+def _write(args: argparse.Namespace, report: Report) -> None:
+    """Writes Markdown to the file that was asked for, else to `report.md` in the results."""
+    if args.results == _PUBLISHED and args.markdown is None:
+        return
+    target = Path(args.markdown or Path(args.results) / "report.md")
+    target.write_text(markdown(report.title, report.full), encoding="utf-8")
+    if args.results == _PUBLISHED:
+        print(f"\nWritten to {target}")
+    else:
+        print(footer(args.results, target))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -57,6 +63,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "results", help="results folder of a sweep, or `published` for the published tables"
+    )
+    parser.add_argument(
+        "--full", action="store_true", help="print everything; the Markdown always has it"
     )
     parser.add_argument(
         "--published", choices=PUBLISHED_NAMES, help="published run to stand beside this one"

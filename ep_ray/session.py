@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import subprocess
+import sys
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +16,7 @@ import psutil
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from ep_ray import guard
 from ep_ray.config.errors import ConfigError
 from ep_ray.config.schema import Cluster
 from ep_ray.inventory import Machine, local_machine
@@ -19,6 +24,7 @@ from ep_ray.inventory import Machine, local_machine
 NAMESPACE = "ep_ray"
 NOSET = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 _ATTACH_S = 60.0
+_MARK = "EP_RAY_SESSION"
 _log = logging.getLogger(__name__)
 
 
@@ -45,6 +51,7 @@ class Session:
         self._cluster = cluster
         self.ranks = ranks
         self._started = False
+        self._guard: subprocess.Popen[bytes] | None = None
         self.nodes: tuple[Node, ...] = ()
 
     def start(self) -> None:
@@ -56,8 +63,8 @@ class Session:
         if self.nodes:
             return
         if not ray.is_initialized():
-            self._init()
             self._started = True
+            self._init()
         self.nodes = tuple(_node(n) for n in ray.nodes() if n["Alive"])
 
     def _init(self) -> None:
@@ -65,11 +72,14 @@ class Session:
         if not self._cluster.mask_gpus:
             os.environ[NOSET] = "1"
         _absolute_python_path()
+        handler = signal.getsignal(signal.SIGTERM)
         try:
             if self._cluster.address:
                 self._attach(self._cluster.address)
             else:
                 self._local()
+        except SystemExit:  # while Ray starts, SIGTERM means this
+            raise KeyboardInterrupt from None
         except Exception as error:
             where = self._cluster.address or "a local cluster"
             raise ConfigError(
@@ -78,6 +88,8 @@ class Session:
                 "version and RAY_AUTH_MODE=token if it uses tokens; "
                 "without one: cluster=local"
             ) from error
+        finally:
+            signal.signal(signal.SIGTERM, handler)  # Ray has set its own
 
     def _attach(self, address: str) -> None:
         ray.init(
@@ -88,6 +100,7 @@ class Session:
         )
 
     def _local(self) -> None:
+        self._guard = _start_guard()
         cores = self._cluster.cpus or os.cpu_count() or 1
         ray.init(
             num_cpus=max(cores, self.ranks + 2),
@@ -120,10 +133,36 @@ class Session:
                 )  # fmt: skip
 
     def close(self) -> None:
-        """Leaves Ray; a cluster that this session started ends with it."""
+        """Leaves Ray; a cluster that this session started ends with it, to the last process."""
         if self._started and ray.is_initialized():
+            handler = signal.getsignal(signal.SIGTERM)
             ray.shutdown()
+            signal.signal(signal.SIGTERM, handler)  # Ray has reset it, unseen by Python
         self._started = False
+        if self._guard is not None:
+            _dismiss(self._guard)
+            self._guard = None
+
+
+def _start_guard() -> subprocess.Popen[bytes]:
+    """Marks the environment that Ray's processes inherit; see `ep_ray.guard`."""
+    os.environ[_MARK] = uuid.uuid4().hex
+    os.environ["SPT_NOENV"] = "1"  # process titles must not overwrite the mark
+    command = [sys.executable, "-I", "-S", guard.__file__, f"{_MARK}={os.environ[_MARK]}"]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+
+
+def _dismiss(process: subprocess.Popen[bytes]) -> None:
+    """Lets the guard end what is left, and waits for it."""
+    assert process.stdin is not None
+    process.stdin.close()
+    try:
+        failed = process.wait(guard.KILL_S + _ATTACH_S)
+    except subprocess.TimeoutExpired:
+        failed = 1
+    if failed:
+        mark = f"{_MARK}={os.environ[_MARK]}".encode()
+        _log.warning("processes %s of this sweep cannot be killed", guard.marked(mark))
 
 
 def _absolute_python_path() -> None:
@@ -146,16 +185,28 @@ def _node(info: dict[str, str]) -> Node:
 
 @ray.remote
 def _inspect(node_id: str) -> tuple[Machine, tuple[int, int] | None]:
-    return local_machine(), _worker_ports(node_id)
+    raylet = _raylet(node_id)
+    # A task without GPUs may see none; what counts is what this node's raylet hands out.
+    environ = raylet.environ() if raylet else os.environ
+    return local_machine(environ), _worker_ports(_flags(raylet)) if raylet else None
 
 
-def _worker_ports(node_id: str) -> tuple[int, int] | None:
-    """The port range on the command line of this node's raylet; None if it is not visible."""
+def _raylet(node_id: str) -> psutil.Process | None:
+    """The raylet of a node of this machine; None if it is not visible."""
     for process in psutil.process_iter(["name", "cmdline"]):
         if process.info["name"] != "raylet":
             continue
-        flags = dict(a.lstrip("-").split("=", 1) for a in process.info["cmdline"] or [] if "=" in a)
-        low, high = int(flags.get("min_worker_port", 0)), int(flags.get("max_worker_port", 0))
-        if node_id.startswith(flags.get("node_id", node_id)[:8]) and high:
-            return low, high
+        if node_id.startswith(_flags(process).get("node_id", node_id)[:8]):
+            return process
     return None
+
+
+def _flags(process: psutil.Process) -> dict[str, str]:
+    line = process.cmdline()
+    return dict(a.lstrip("-").split("=", 1) for a in line if a.startswith("-") and "=" in a)
+
+
+def _worker_ports(flags: dict[str, str]) -> tuple[int, int] | None:
+    """The range from which a raylet gives its workers ports; None where it has no limits."""
+    low, high = int(flags.get("min_worker_port", 0)), int(flags.get("max_worker_port", 0))
+    return (low, high) if high else None

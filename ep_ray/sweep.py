@@ -6,7 +6,6 @@ so that a mistake in the last point of a multirun costs nothing.
 
 from __future__ import annotations
 
-import signal
 import sys
 from typing import Any
 
@@ -14,8 +13,10 @@ import hydra
 from hydra._internal.utils import get_args_parser
 from omegaconf import DictConfig
 
-from ep_ray.config.compose import CONFIG_NAME, compose_all, config_dir, register, typed
-from ep_ray.config.errors import ConfigError
+from ep_ray import interrupt
+from ep_ray.config.compose import compose_all, register, typed
+from ep_ray.config.errors import ConfigError, SweepError
+from ep_ray.config.folder import CONFIG_NAME, config_dir
 from ep_ray.config.schema import Config
 
 # Exit codes: all trials fine, a trial failed, the command line cannot run.
@@ -24,20 +25,39 @@ _INFORMATIVE = ("help", "hydra_help", "version", "shell_completion", "info")
 
 
 def main() -> None:
-    """Runs a sweep and exits with 0 (all trials fine), 1 (some failed) or 2 (refused)."""
-    register()
-    arguments = get_args_parser().parse_args()
-    informative = any(getattr(arguments, name, None) for name in _INFORMATIVE)
+    """Runs a sweep and exits.
+
+    Exit codes: 0 when all trials are fine, 1 when some failed or the sweep was interrupted
+    (Ctrl-C, SIGTERM), 2 when the command line cannot run here.
+    """
+    interrupt.install()
     try:
-        # Completion asks with half-written words, help with none: nothing to check there.
-        points = [] if informative else _points(arguments)
-        if informative or arguments.cfg:
-            _hydra_main(lambda _: None)
-            sys.exit(OK)
-        sys.exit(_sweep(points))
+        sys.exit(_main())
     except ConfigError as error:
         print(f"ep-ray: {error}", file=sys.stderr)
         sys.exit(REFUSED)
+    except SweepError as error:
+        print(f"ep-ray: {error}", file=sys.stderr)
+        sys.exit(FAILED)
+    except BrokenPipeError:
+        # The reader (`head`, a pager) has seen enough.
+        sys.stderr.close()
+        sys.exit(FAILED)
+    except KeyboardInterrupt:
+        print("ep-ray: interrupted", file=sys.stderr)
+        sys.exit(FAILED)
+
+
+def _main() -> int:
+    register()
+    arguments = get_args_parser().parse_args()
+    informative = any(getattr(arguments, name, None) for name in _INFORMATIVE)
+    # Completion asks with half-written words, help with none: nothing to check there.
+    points = [] if informative else _points(arguments)
+    if informative or arguments.cfg:
+        _hydra_main(lambda _: None)
+        return OK
+    return _sweep(points)
 
 
 def _points(arguments: Any) -> list[Config]:
@@ -46,29 +66,40 @@ def _points(arguments: Any) -> list[Config]:
             "--config-path and --config-name would replace the schema: add a folder of your own "
             "experiments with --config-dir=FOLDER (FOLDER/exp/NAME.yaml, then +exp=NAME)"
         )
+    if arguments.cfg and arguments.multirun:
+        raise ConfigError("--cfg shows one configuration: leave -m and the sweep's values out")
     return compose_all(arguments.overrides, arguments.multirun, arguments.config_dir)
 
 
 def _sweep(points: list[Config]) -> int:
     from sweeps.sweep import Sweep  # looks up; heavy, so only when something is run
 
-    # A terminated driver must tear its ranks down as Ctrl-C does.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sweep = Sweep(points)
     try:
         _hydra_main(lambda composed: sweep.run(typed(composed)))
         return OK if sweep.finish() else FAILED
-    except KeyboardInterrupt:
-        print("ep-ray: interrupted; finished trials are kept", file=sys.stderr)
-        sweep.finish()
-        return FAILED
+    except _ThroughHydra as stop:
+        raise stop.error from None
     finally:
-        sweep.close()
+        with interrupt.uninterrupted():
+            sweep.close()
+            interrupt.ignore()
+
+
+class _ThroughHydra(BaseException):
+    """Carries an error past Hydra, which would explain it its own way and start the next job."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 def _hydra_main(task: Any) -> None:
     def run(composed: DictConfig) -> None:
-        task(composed)
+        try:
+            task(composed)
+        except Exception as error:
+            raise _ThroughHydra(error) from error
 
     hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=CONFIG_NAME)(run)()
 

@@ -27,9 +27,7 @@ _ASK: dict[TransportKind, dict[str, str]] = {
 }
 
 # NCCL's own log lines about a channel, and what they prove.
-_CHANNEL = re.compile(
-    r"via (P2P/\S+|SHM\S*|NET/(?:Socket|IB|Libfabric|AWS Libfabric)[^\s]*)", re.IGNORECASE
-)
+_CHANNEL = re.compile(r"via (P2P/\S+|SHM\S*|NET/(?:AWS )?[^\s/]+\S*)", re.IGNORECASE)
 _NETWORK = re.compile(r"Using network (\S.*)")
 
 
@@ -100,10 +98,10 @@ def _transport_of(channel: str) -> str:
         return PEER
     if name.startswith("SHM"):
         return TransportKind.shm.name
-    for word, kind in (("SOCKET", "tcp"), ("NET/IB", "ib"), ("LIBFABRIC", "efa")):
+    for word, kind in (("NET/SOCKET", "tcp"), ("NET/IB", "ib"), ("LIBFABRIC", "efa")):
         if word in name:
             return kind
-    return channel
+    return "/".join(channel.split("/")[:2])  # a network that is none of ours, by NCCL's name
 
 
 def judge(asked: TransportKind, seen: Iterable[Evidence], local_links: bool) -> tuple[str, str]:

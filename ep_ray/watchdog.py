@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import psutil
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-_GONE_S = 10.0
+_GRACE_S = 2.0  # for a process that Ray told to end
+_GONE_S = 10.0  # for one that was killed
+_OTHERS_S = 2.0  # for ranks that may tell why another failed
 
 
 class TrialError(Exception):
@@ -29,6 +32,9 @@ class TrialError(Exception):
 def wait_all(refs: Sequence[Any], deadline_s: float, what: str) -> list[Any]:
     """Results of all refs, or the first failure at once: the other ranks may hang for ever.
 
+    A rank that is killed makes its peers fail too, and their errors may arrive before the news
+    of its death. So after an error the others are heard for a moment, and a death is the reason.
+
     Args:
         refs: Ray object refs, one per rank.
         deadline_s: Seconds from now.
@@ -38,28 +44,47 @@ def wait_all(refs: Sequence[Any], deadline_s: float, what: str) -> list[Any]:
         TrialError: Deadline, death of an actor, or an error in one.
     """
     end = time.monotonic() + deadline_s
+    ranks = {ref: rank for rank, ref in enumerate(refs)}
+    results: dict[int, Any] = {}
+    first: TrialError | None = None
     pending = list(refs)
     while pending:
         ready, pending = ray.wait(pending, timeout=max(0.0, end - time.monotonic()))
         if not ready:
-            raise TrialError("timeout", f"{what}: no answer within {deadline_s:.0f} s")
+            break
         for ref in ready:
-            _result(ref, what, refs.index(ref))
-    return [_result(ref, what, rank) for rank, ref in enumerate(refs)]
+            found = _result(ref, what, f"rank {ranks[ref]}" if len(refs) > 1 else "its actor")
+            if not isinstance(found, TrialError):
+                results[ranks[ref]] = found
+            elif found.status == "crash":
+                raise found
+            elif first is None:
+                first, end = found, min(end, time.monotonic() + _OTHERS_S)
+    if first is not None:
+        raise first
+    if pending:
+        raise TrialError("timeout", f"{what}: no answer within {deadline_s:.0f} s")
+    return [results[rank] for rank in range(len(refs))]
 
 
-def _result(ref: Any, what: str, rank: int) -> Any:
+def _result(ref: Any, what: str, who: str) -> Any:
+    """The result of a ref that is ready, or the `TrialError` that tells why there is none."""
     try:
         return ray.get(ref, timeout=30)
-    except GetTimeoutError as error:
-        raise TrialError("timeout", f"{what}: result of rank {rank} did not arrive") from error
+    except GetTimeoutError:
+        return TrialError("timeout", f"{what}: result of {who} did not arrive")
     except RayActorError as error:
-        raise TrialError("crash", f"{what}: the process of rank {rank} died") from error
+        return TrialError("crash", f"{what}: {who} died{_exit_detail(error)}")
     except RayTaskError as error:
-        cause = error.cause or error
-        raise TrialError("failed", f"{what}: rank {rank}: {cause}") from error
+        return TrialError("failed", f"{what}: {who}: {error.cause or error}")
     except RayError as error:
-        raise TrialError("crash", f"{what}: rank {rank}: {error}") from error
+        return TrialError("crash", f"{what}: {who}: {error}")
+
+
+def _exit_detail(error: RayActorError) -> str:
+    """What Ray knows of the end of the process; its message has it behind much else."""
+    _, found, detail = str(error).partition("Worker exit detail: ")
+    return f": {detail.strip()}" if found else ""
 
 
 def stacks(actors: Sequence[Any], method: str = "stacks", timeout_s: float = 5.0) -> str:
@@ -78,25 +103,57 @@ def stacks(actors: Sequence[Any], method: str = "stacks", timeout_s: float = 5.0
     return "\n".join(texts)
 
 
-def kill_all(actors: Sequence[Any], local_pids: Sequence[int] = ()) -> list[int]:
-    """Kills actors and waits until their processes on this machine are gone.
+def kill_all(actors: Sequence[Any], processes: Mapping[str, Sequence[int]]) -> list[str]:
+    """Kills actors and waits until their processes are gone.
+
+    Ray asks a process to end itself, which one that is stopped or stuck cannot do: those that
+    are still there after a moment are killed by their node's kernel.
+
+    Args:
+        actors: Ray actors.
+        processes: Their pids, by Ray's id of the node.
 
     Returns:
-        Pids that are still there after the deadline.
+        What is left, in words; empty when all is gone.
     """
     for actor in actors:
         ray.kill(actor, no_restart=True)
-    end = time.monotonic() + _GONE_S
-    left = list(local_pids)
-    while left and time.monotonic() < end:
-        left = [pid for pid in left if _alive(pid)]
-        if left:
-            time.sleep(0.05)
+    here = ray.get_runtime_context().get_node_id()
+    elsewhere = {
+        _end_on(node).remote(list(pids)): node for node, pids in processes.items() if node != here
+    }
+    left = [f"process {pid}" for pid in end_processes(processes.get(here, ()))]
+    for ref, node in elsewhere.items():
+        try:
+            left += [f"process {pid} on node {node}" for pid in ray.get(ref, timeout=4 * _GONE_S)]
+        except (RayError, GetTimeoutError) as error:
+            left.append(f"ranks on node {node} were not checked: {type(error).__name__}")
     return left
 
 
-def _alive(pid: int) -> bool:
+def _end_on(node_id: str) -> Any:
+    there = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    task = ray.remote(end_processes)
+    return task.options(num_cpus=0, max_retries=0, scheduling_strategy=there, name="end_ranks")
+
+
+def end_processes(pids: Sequence[int]) -> list[int]:
+    """Waits for processes of this machine to end, then kills them. Returns those still there."""
+    left = [process for pid in pids if (process := _worker(pid)) is not None]
+    _, left = psutil.wait_procs(left, timeout=_GRACE_S)
+    for process in left:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            pass
+    _, left = psutil.wait_procs(left, timeout=_GONE_S)
+    return [process.pid for process in left if process.status() != psutil.STATUS_ZOMBIE]
+
+
+def _worker(pid: int) -> psutil.Process | None:
+    """The process, if it is there and one of Ray's: the kernel may have given the pid anew."""
     try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+        process = psutil.Process(pid)
+        return process if "".join(process.cmdline()[:1]).startswith("ray::") else None
     except psutil.NoSuchProcess:
-        return False
+        return None

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import urllib.error
 import urllib.request
 from dataclasses import dataclass
-from typing import Any
 
-from serving.load.target import API_PATHS
+from serving.load.client import run_cell
+from serving.load.prompts import CallSpec, build_requests
+from serving.load.target import API_PATHS, Target
 
 _TIMEOUT_S = 60.0
-_PROBE_TOKENS = 2
+_TOKENS = 2  # of the probe's prompt and of its completion
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -36,29 +36,30 @@ class AttachedServer:
     version: str
 
 
-def attach(url: str, api: str, model: str, token_prompts: bool) -> AttachedServer:
-    """Asks a server for its models and tries which requests it takes.
+def attach(url: str, api: str, model: str, vocab_size: int | None) -> AttachedServer:
+    """Asks a server for its models and tries which requests of the load it takes.
 
     Args:
         url: Base URL, with or without `/v1`.
         api: `completions` or `chat`.
         model: Model to use; empty takes the only one that the server offers.
-        token_prompts: Whether the vocabulary's size is known, so that ids can be drawn.
+        vocab_size: Size of its vocabulary, so that token ids can be drawn; None if not known.
 
     Raises:
         AttachError: It does not answer, offers several models, or takes no request.
     """
     base = url.rstrip("/").removesuffix("/v1")
     name = _choose(_models(base), model, base)
-    wishes = [(ids, strict) for strict in (False, True) for ids in {token_prompts, False}]
-    refusals = []
-    for ids, strict in sorted(wishes, key=lambda wish: (wish[1], not wish[0])):
-        refusal = _try(base, api, name, ids, strict)
-        if refusal is None:
-            return AttachedServer(name, ids, strict, _version(base))
-        refusals.append(refusal)
+    id_choices = (True, False) if vocab_size and api == "completions" else (False,)
+    refusal = ""
+    for strict in (False, True):
+        for ids in id_choices:
+            vocabulary = vocab_size if ids else None
+            refusal = _try(base, CallSpec(name, api, _TOKENS, _TOKENS, vocabulary, strict=strict))
+            if not refusal:
+                return AttachedServer(name, ids, strict, _version(base))
     raise AttachError(
-        f"{base}{API_PATHS[api]} takes no request for model `{name}`: {refusals[-1]}. "
+        f"{base}{API_PATHS[api]} takes no request for model `{name}`: {refusal}. "
         f"Choose another endpoint with load.api={'chat' if api == 'completions' else 'completions'}"
     )
 
@@ -86,23 +87,10 @@ def _choose(offered: list[str], wanted: str, base: str) -> str:
     )
 
 
-def _try(base: str, api: str, model: str, ids: bool, strict: bool) -> str | None:
-    """Sends a small request; None if it is taken, else the refusal."""
-    body: dict[str, Any] = {"model": model, "max_tokens": _PROBE_TOKENS, "temperature": 0.0}
-    if api == "chat":
-        body["messages"] = [{"role": "user", "content": "time"}]
-    else:
-        # Any vocabulary has low ids; which text they mean does not matter.
-        body["prompt"] = [300, 301] if ids else "time"
-    if not strict:
-        body |= {"ignore_eos": True, "min_tokens": _PROBE_TOKENS}
-    try:
-        _post(base + API_PATHS[api], body)
-    except urllib.error.HTTPError as error:
-        return f"HTTP {error.code}: {error.read(300).decode(errors='replace')}"
-    except OSError as error:
-        return str(error)
-    return None
+def _try(base: str, spec: CallSpec) -> str:
+    """Sends one request as the load would; why it is not complete, or nothing."""
+    requests = build_requests(spec, seed=0, trial_id="probe", measured=1)
+    return run_cell(Target.parse(base, spec.api), requests, 1, _TIMEOUT_S).requests[0].reason
 
 
 def _version(base: str) -> str:
@@ -114,11 +102,4 @@ def _version(base: str) -> str:
 
 def _get(url: str) -> str:
     with _DIRECT.open(url, timeout=_TIMEOUT_S) as answer:
-        return str(answer.read().decode())
-
-
-def _post(url: str, body: dict[str, Any]) -> str:
-    headers = {"content-type": "application/json"}
-    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
-    with _DIRECT.open(request, timeout=_TIMEOUT_S) as answer:
         return str(answer.read().decode())

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ep_ray.config.schema import ArmKind
+from ep_ray.layout import gpus_per_server, ranks_per_server, servers
 from serving.models import ResolvedModel
 from serving.ports import Claim, probe_base, rank_claims
 
@@ -77,14 +79,16 @@ def plan_launches(
     transport_env: Sequence[Mapping[str, str]],
     cpus: Sequence[int] | None,
 ) -> list[Launch]:
-    """One Launch per rank: `arm.dp` of them for `external_dp`, one for `wide_tp`.
+    """One Launch per API server: `arm.dp` of them for `external_dp`, one for `wide_tp`.
+
+    A dense model has no expert collective: its External DP ranks are plain replicas.
 
     Args:
         arm: `ep_ray.config.schema.Arm`, or a node of the same shape.
         model: From `serving.models.resolve`.
         load_format: `model.load_format`.
         dtype: `model.dtype`.
-        seats: One per rank, in rank order.
+        seats: One per server, in rank order.
         transport_env: What the transport asks for, per rank: it may differ, as NCCL_HOSTID does.
         cpus: Ids of the cores that the engines share; None when they run on GPUs.
 
@@ -97,7 +101,7 @@ def plan_launches(
     launches = []
     for rank, seat in enumerate(seats):
         argv = [*SERVER, *common, "--host", seat.node_ip, "--port", str(arm.api_port + rank)]
-        argv += _data_parallel_argv(arm, rank, node_ips[0]) if len(seats) > 1 else []
+        argv += _data_parallel_argv(arm, model, rank, node_ips[0])
         _check_extra(arm, argv)
         env = _base_env(seat, probe_base(arm.vllm_port, node_ips, rank))
         env |= _cpu_env(arm, cpus, len(seats), rank) if cpus is not None else {}
@@ -120,17 +124,16 @@ def check_launchable(
     arm: Any, seats: Sequence[Seat], transport_env: Sequence[Mapping[str, str]], on_gpu: bool
 ) -> None:
     """Raises ValueError where seats, environment and arm do not fit together."""
-    kind = getattr(arm.kind, "value", arm.kind)
-    ranks = {"wide_tp": 1, "external_dp": arm.dp}.get(kind)
-    if ranks is None:
-        raise ValueError(f"arm {arm.name} is {kind}: only wide_tp and external_dp are launched")
+    ranks = servers(arm)
+    if not ranks:
+        raise ValueError(f"arm {arm.name} is attached: its servers run already")
     if not ranks == len(seats) == len(transport_env):
-        raise ValueError(f"arm {arm.name} has {ranks} ranks, but {len(seats)} seats and "
+        raise ValueError(f"arm {arm.name} has {ranks} servers, but {len(seats)} seats and "
                          f"{len(transport_env)} transport environments were given")  # fmt: skip
     for rank, seat in enumerate(seats):
-        if on_gpu and len(seat.gpus) != arm.tp:
+        if on_gpu and len(seat.gpus) != gpus_per_server(arm):
             raise ValueError(f"rank {rank} of arm {arm.name} has GPUs {list(seat.gpus)}, "
-                             f"but arm.tp={arm.tp} needs {arm.tp}")  # fmt: skip
+                             f"but its layout needs {gpus_per_server(arm)}")  # fmt: skip
     nodes = {seat.node_ip for seat in seats}
     if len(nodes) > 1 and any(ip.startswith("127.") for ip in nodes):
         raise ValueError(f"ranks on {sorted(nodes)}: a group over several nodes cannot use "
@@ -173,10 +176,18 @@ def _engine_argv(arm: Any, on_gpu: bool) -> list[str]:
     return [*argv, "--disable-uvicorn-access-log"]
 
 
-def _data_parallel_argv(arm: Any, rank: int, rank0_ip: str) -> list[str]:
-    return ["--data-parallel-size", str(arm.dp), "--data-parallel-rank", str(rank),
-            "--data-parallel-address", rank0_ip, "--data-parallel-rpc-port", str(arm.rpc_port),
-            "--all2all-backend", arm.all2all_backend]  # fmt: skip
+def _data_parallel_argv(arm: Any, model: ResolvedModel, rank: int, rank0_ip: str) -> list[str]:
+    local = ranks_per_server(arm)
+    if arm.dp == 1 or (local == 1 and not model.experts):
+        return []
+    argv = ["--data-parallel-size", str(arm.dp), "--data-parallel-address", rank0_ip,
+            "--data-parallel-rpc-port", str(arm.rpc_port)]  # fmt: skip
+    if arm.kind is ArmKind.hybrid_dp:
+        argv += ["--data-parallel-hybrid-lb", "--data-parallel-size-local", str(local),
+                 "--data-parallel-start-rank", str(rank * local)]  # fmt: skip
+    elif local == 1:
+        argv += ["--data-parallel-rank", str(rank)]
+    return [*argv, "--all2all-backend", arm.all2all_backend] if model.experts else argv
 
 
 def _base_env(seat: Seat, vllm_port: int) -> dict[str, str]:
@@ -193,7 +204,8 @@ def _base_env(seat: Seat, vllm_port: int) -> dict[str, str]:
 
 
 def _cpu_env(arm: Any, cpus: Sequence[int], ranks: int, rank: int) -> dict[str, str]:
-    bind, threads = cpu_binding(cpus, arm.tp, ranks, rank)
+    local = ranks_per_server(arm)  # vLLM hands one list per TP worker, not per rank, to a server
+    bind, threads = cpu_binding(cpus, arm.tp, ranks, rank) if local == 1 else ("nobind", 1)
     return {"VLLM_CPU_KVCACHE_SPACE": str(arm.kv_cache_gib),
             "VLLM_CPU_OMP_THREADS_BIND": bind, "OMP_NUM_THREADS": str(threads)}  # fmt: skip
 

@@ -23,6 +23,10 @@ class EngineError(RuntimeError):
     """An engine did not start, did not become ready, or died; carries the end of its log."""
 
 
+class EngineTimeoutError(EngineError):
+    """An engine that runs, but missed a deadline."""
+
+
 @dataclass(frozen=True)
 class Started:
     """Where an engine runs, for those who must check later that it is gone.
@@ -97,13 +101,15 @@ class EngineRank:
         A hung collective leaves `/health` at 200, so only a token proves that a rank serves.
 
         Raises:
-            EngineError: It died, answered with an error, or the deadline passed.
+            EngineTimeoutError: The deadline passed.
+            EngineError: It died, or answered with an error.
         """
         deadline = time.monotonic() + timeout_s
         while not engine_http.is_healthy(self._launch.url):
             self._raise_if_dead()
             if time.monotonic() > deadline:
-                raise self._error(f"is not healthy after {timeout_s:.0f} s (arm.startup_timeout_s)")
+                what = f"is not healthy after {timeout_s:.0f} s (arm.startup_timeout_s)"
+                raise self._error(what, EngineTimeoutError)
             time.sleep(POLL_S)
         self._health_s = time.monotonic() - self._started_s
         try:
@@ -115,7 +121,9 @@ class EngineRank:
             )
         except (OSError, ValueError) as error:
             self._raise_if_dead()
-            raise self._error(f"is healthy, but gave no token: {error}") from None
+            late = isinstance(getattr(error, "reason", error), TimeoutError)
+            what = f"is healthy, but gave no token: {error}"
+            raise self._error(what, EngineTimeoutError if late else EngineError) from None
         self._startup_s = time.monotonic() - self._started_s
         return self._startup_s
 
@@ -175,10 +183,10 @@ class EngineRank:
         if code is not None:
             raise self._error(f"ended with exit code {code}" + _signal_hint(code))
 
-    def _error(self, what: str) -> EngineError:
+    def _error(self, what: str, kind: type[EngineError] = EngineError) -> EngineError:
         log, cause = tail(self._log, TAIL_LINES), first_error(self._log)
         said = f"; its log's first error: {cause}" if cause else ""
-        return EngineError(f"{self._launch.name} {what}{said}\nThe end of {self._log}:\n{log}")
+        return kind(f"{self._launch.name} {what}{said}\nThe end of {self._log}:\n{log}")
 
 
 def _without_flashinfer() -> dict[str, str]:

@@ -14,8 +14,9 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from ep_ray.interrupt import uninterrupted
 from serving.engine import Launch, Seat
-from serving.engine_actor import EngineFacts, EngineRank, Started
+from serving.engine_actor import EngineFacts, EngineRank, EngineTimeoutError, Started
 from serving.engine_http import Counters
 from serving.engine_process import kill_session
 from serving.ports import wait_free
@@ -27,7 +28,15 @@ OTHERS_S = 2.0  # after a first failure: how long to hear whether another rank f
 
 
 class GroupError(RuntimeError):
-    """A group did not come up, or a rank of it died. The message holds each rank's reason."""
+    """A group did not come up, or a rank of it died. The message holds each rank's reason.
+
+    Attributes:
+        timed_out: Whether a deadline passed and no rank said anything worse.
+    """
+
+    def __init__(self, message: str, timed_out: bool = False) -> None:
+        super().__init__(message)
+        self.timed_out = timed_out
 
 
 @dataclass(frozen=True)
@@ -64,9 +73,11 @@ class EngineGroup:
             # The ranks keep the deadline themselves, since they know why; here it is a backstop.
             self._call("ready", range(len(self._actors)), left_s + CALL_S, left_s)
         except BaseException as error:
-            left = self.stop(grace_s=0.0)
+            with uninterrupted():
+                left = self.stop(grace_s=0.0)
             if left and isinstance(error, GroupError):
-                raise GroupError(f"{error}\nLeft behind: {'; '.join(left)}") from error
+                message = f"{error}\nLeft behind: {'; '.join(left)}"
+                raise GroupError(message, error.timed_out) from error
             raise
 
     def check_alive(self, timeout_s: float = CALL_S) -> None:
@@ -162,7 +173,11 @@ class EngineGroup:
             if method == "start":
                 self._note_started(answers)
         if errors or pending:
-            raise GroupError(self._explain(method, errors, [refs[r] for r in pending], timeout_s))
+            late = [refs[ref] for ref in pending]
+            timed_out = all(
+                isinstance(e, EngineTimeoutError | TimeoutError) for e in errors.values()
+            )
+            raise GroupError(self._explain(method, errors, late, timeout_s), timed_out)
         return [answers[rank] for rank in ranks]
 
     def _note_started(self, answers: Mapping[int, Any]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from serving.load.records import RequestRecord
 
 ALL_ROLES = "all"
+UNKNOWN = "?"
 RouterCounts = Mapping[str, Mapping[str, Mapping[str, int]]]
 """Endpoint -> role -> counter -> count, as the router gives them."""
 EngineCounts = Mapping[str, Mapping[str, int]]
@@ -17,14 +18,17 @@ EngineCounts = Mapping[str, Mapping[str, int]]
 
 @dataclass(frozen=True)
 class LedgerRow:
-    """One endpoint and role of a cell; a row of the `ledger` table. None: nobody counted."""
+    """One endpoint and role of a cell; a row of the `ledger` table. None: nobody counted.
+
+    `agrees` is None where there is only one count, so that nothing can be compared.
+    """
 
     endpoint: str
     role: str
-    client_sent: int = 0
-    client_complete: int = 0
-    client_failed: int = 0
-    client_aborted: int = 0
+    client_sent: int | None = None
+    client_complete: int | None = None
+    client_failed: int | None = None
+    client_aborted: int | None = None
     router_forwarded: int | None = None
     router_complete: int | None = None
     router_failed: int | None = None
@@ -32,7 +36,7 @@ class LedgerRow:
     router_retried: int | None = None
     engine_complete: int | None = None
     engine_aborted: int | None = None
-    agrees: bool = True
+    agrees: bool | None = True
 
     def as_dict(self) -> dict[str, Any]:
         """Columns of the `ledger` table after its key."""
@@ -49,21 +53,59 @@ def reconcile(
 
     Args:
         records: The cell's requests. One without an endpoint belongs to the only one there is,
-            or, where there are several, to `?`: nobody knows who took it.
+            or, where there are several, to `?`: nobody knows who took it. Where no request
+            is known to have gone to one of them (a foreign router), only the sums compare.
         endpoints: Names in rank order.
         router: The router's counters over the cell (differences), or None without a router.
         engines: The engines' counters over the cell, or None where they cannot be read.
     """
-    only = endpoints[0] if len(endpoints) == 1 else "?"
-    roles = sorted({record.role for record in records})
-    names = [*endpoints, *sorted({r.endpoint or only for r in records} - set(endpoints))]
+    placed = {record.endpoint for record in records} & set(endpoints)
+    if router is None and len(endpoints) > 1 and not placed:
+        return _sums_only(records, endpoints, engines)
+    only = endpoints[0] if len(endpoints) == 1 else UNKNOWN
+    counted = _counted(router or {})
+    roles = sorted({record.role for record in records} | {role for _, role in counted})
+    seen = {r.endpoint or only for r in records} | {name for name, _ in counted}
     rows: list[LedgerRow] = []
-    for name in names:
+    for name in [*endpoints, *sorted(seen - set(endpoints))]:
         mine = [record for record in records if (record.endpoint or only) == name]
         per_role = [_row(name, role, mine, router) for role in roles]
-        rows += [row for row in per_role if row.client_sent or row.router_forwarded]
+        rows += [row for row in per_role if row.client_sent or (name, row.role) in counted]
         rows.append(_total(name, per_role, engines))
     return rows
+
+
+def _counted(router: RouterCounts) -> set[tuple[str, str]]:
+    """Endpoints and roles for which the router counted anything, whoever sent it."""
+    return {
+        (name, role)
+        for name, roles in router.items()
+        for role, counts in roles.items()
+        if any(counts.values())
+    }
+
+
+def _sums_only(
+    records: Sequence[RequestRecord], endpoints: Sequence[str], engines: EngineCounts | None
+) -> list[LedgerRow]:
+    counts = engines or {}
+    summed = {
+        key: sum(counts.get(name, {}).get(key, 0) for name in endpoints)
+        for key in ("complete", "aborted")
+    }
+    ranks = [
+        LedgerRow(
+            name,
+            ALL_ROLES,
+            engine_complete=counts.get(name, {}).get("complete"),
+            engine_aborted=counts.get(name, {}).get("aborted"),
+            agrees=None,
+        )
+        for name in endpoints
+    ]
+    anywhere = [replace(record, endpoint=UNKNOWN) for record in records]
+    together = None if engines is None else {UNKNOWN: summed}
+    return [*ranks, *reconcile(anywhere, [UNKNOWN], None, together)]
 
 
 def difference(after: RouterCounts, before: RouterCounts) -> RouterCounts:
@@ -87,7 +129,7 @@ def disagreement(rows: Sequence[LedgerRow]) -> str:
         f"{row.client_complete}; router forwarded {_known(row.router_forwarded)}, complete "
         f"{_known(row.router_complete)}; engine complete {_known(row.engine_complete)}"
         for row in rows
-        if not row.agrees
+        if row.agrees is False
     )
 
 

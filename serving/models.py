@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# DeepSeek-V2's architecture. `tiny` runs on two CPU cores; `lite` has the published shape of
-# DeepSeek-V2-Lite-Chat (16 B parameters, 64 experts).
+# DeepSeek-V2's architecture, and a dense one. `tiny` and `tiny_dense` run on two CPU cores;
+# `lite` has the published shape of DeepSeek-V2-Lite-Chat (16 B parameters, 64 experts).
 _SHARED: dict[str, Any] = {
     "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2",
     "torch_dtype": "bfloat16", "kv_lora_rank": 512, "q_lora_rank": None, "qk_rope_head_dim": 64,
@@ -44,6 +44,14 @@ _SHAPES: dict[str, dict[str, Any]] = {
             "beta_fast": 32, "beta_slow": 1, "mscale": 0.707, "mscale_all_dim": 0.707,
         },
     },
+}  # fmt: skip
+_SHAPES = {name: _SHARED | shape for name, shape in _SHAPES.items()}
+_SHAPES["tiny_dense"] = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16",
+    "vocab_size": 1024, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 4, "hidden_act": "silu",
+    "rms_norm_eps": 1e-6, "rope_theta": 10000, "tie_word_embeddings": False,
+    "max_position_embeddings": 8192, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 _SPECIAL = ("<pad>", "<s>", "</s>")
 _EXPERT_KEYS = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
@@ -122,7 +130,7 @@ def make(shape: str, cache_dir: str | Path) -> Path:
     """
     if shape not in _SHAPES:
         raise ModelError(f"model.made={shape!r} is unknown: choose one of {', '.join(_SHAPES)}")
-    config = _SHARED | _SHAPES[shape]
+    config = _SHAPES[shape]
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:12]
     folder = Path(cache_dir).resolve() / f"{shape}-{digest}"
     if folder.is_dir():
@@ -197,7 +205,7 @@ def _check_limits(model: ResolvedModel, config: dict[str, Any], experts: int | N
     if longest and model.max_model_len > longest:
         raise ModelError(f"model.max_model_len={model.max_model_len} exceeds the "
                          f"{longest} positions of {model.path}")  # fmt: skip
-    if experts is not None and experts != model.experts:
+    if experts is not None and (experts or None) != model.experts:
         raise ModelError(f"model.experts={experts}, but {model.path} has {model.experts}")
     if model.vocab_size < 1:
         raise ModelError(f"{model.path}/config.json has no vocab_size: set model.vocab_size=")

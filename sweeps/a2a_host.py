@@ -15,6 +15,7 @@ from ep_ray.a2a.rank import Membership, RankActor
 from ep_ray.address import is_one_node
 from ep_ray.backends.base import Spec
 from ep_ray.config.schema import Config, DeviceKind, TransportKind
+from ep_ray.interrupt import uninterrupted
 from ep_ray.observer import Observer
 from ep_ray.placement import Slot, find_slots, in_bundle, release, reserve
 from ep_ray.proof import counter_evidence, link_evidence
@@ -56,6 +57,7 @@ class A2aHost:
         self._device = device
         self._size = ranks
         self._label = label
+        self._shared = device is DeviceKind.cuda and config.cluster.ranks_per_gpu > 1
         self._ranks: _Ranks | None = None
 
     def run(self, trial: A2aTrial) -> Outcome:
@@ -68,16 +70,17 @@ class A2aHost:
             ranks = self._ready(trial)
             return self._measure(trial, ranks)
         except BaseException as error:
-            self._explain_and_kill(error)
+            with uninterrupted():
+                self._explain_and_kill(error)
             raise
 
-    def close(self) -> None:
-        """Ends the ranks: in order if they answer, by force if they do not."""
+    def close(self) -> list[str]:
+        """Ends the ranks: in order if they answer, else by force. Returns what is left."""
         if self._ranks is None:
-            return
+            return []
         leaving = [actor.leave.remote() for actor in self._ranks.actors]
         ray.wait(leaving, num_returns=len(leaving), timeout=self._config.deadlines.teardown_s)
-        self._kill()
+        return self._kill()
 
     def _ready(self, trial: A2aTrial) -> _Ranks:
         ranks = self._ranks or self._start(trial)
@@ -88,8 +91,9 @@ class A2aHost:
         return ranks
 
     def _start(self, trial: A2aTrial) -> _Ranks:
-        gpus = 1 if self._device is DeviceKind.cuda else 0
-        bundle: dict[str, float] = {"CPU": 1, **({"GPU": 1} if gpus else {})}
+        shared = self._config.cluster.ranks_per_gpu
+        gpus = 1 / shared if self._device is DeviceKind.cuda else 0
+        bundle: dict[str, float] = {"CPU": 1, **({"GPU": gpus} if gpus else {})}
         deadlines = self._config.deadlines
         group = reserve(
             [bundle] * self._size, "ep_ray:a2a", self._config.cluster.placement_timeout_s
@@ -100,10 +104,11 @@ class A2aHost:
             self._ranks.actors.append(self._actor(group, rank, slot, gpus, trial))
         refs = [actor.facts.remote() for actor in self._ranks.actors]
         self._ranks.facts = wait_all(refs, deadlines.actor_start_s, "start of the ranks")
-        _refuse_shared_gpus(self._ranks.facts)
+        if shared == 1:
+            _refuse_shared_gpus(self._ranks.facts)
         return self._ranks
 
-    def _actor(self, group: Any, rank: int, slot: Slot, gpus: int, trial: A2aTrial) -> Any:
+    def _actor(self, group: Any, rank: int, slot: Slot, gpus: float, trial: A2aTrial) -> Any:
         env = transport_env(trial.transport, f"{self._label}-rank{rank}", is_one_node())
         env["NCCL_DEBUG_FILE"] = f"/tmp/ep_ray-{self._label}-nccl-rank{rank}.log"
         where = in_bundle(group, slot.bundle, gpus)
@@ -142,7 +147,7 @@ class A2aHost:
         outcome.rows["samples"] = _samples(results)
         facts = ranks.facts[: trial.ep]
         self._prove(outcome, trial, facts, logs)
-        outcome.facts |= {"shared_gpu": False} | what_ran(
+        outcome.facts |= {"shared_gpu": self._shared} | what_ran(
             facts[0]["versions"],
             _hardware(facts),
             {str(rank): f["env"] for rank, f in enumerate(facts)},
@@ -199,20 +204,22 @@ class A2aHost:
         )
 
     def _explain_and_kill(self, error: BaseException) -> None:
-        if self._ranks and isinstance(error, TrialError) and error.status == "timeout":
-            error.reason += "\n" + stacks(self._ranks.actors)
-        self._kill()
+        timed_out = isinstance(error, TrialError) and error.status == "timeout"
+        text = stacks(self._ranks.actors) if self._ranks and timed_out else ""
+        left = [f"left behind: {what}" for what in self._kill()]
+        if isinstance(error, TrialError):
+            error.reason = "\n".join(filter(None, [error.reason, text, *left]))
 
-    def _kill(self) -> None:
+    def _kill(self) -> list[str]:
         if self._ranks is None:
-            return
-        here = ray.get_runtime_context().get_node_id()
-        pids = [f["pid"] for f in self._ranks.facts if f["node_id"] == here]
-        left = kill_all(self._ranks.actors, pids)
+            return []
+        processes: dict[str, list[int]] = {}
+        for fact in self._ranks.facts:
+            processes.setdefault(fact["node_id"], []).append(fact["pid"])
+        left = kill_all(self._ranks.actors, processes)
         release(self._ranks.group)
         self._ranks = None
-        if left:
-            raise TrialError("crash", f"processes {left} of ended ranks cannot be killed")
+        return left
 
 
 def _hardware(facts: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ep_ray.a2a.stats import Samples, headline_ns, pooled, rank_medians_ns
 from sweeps.results import by_trial
-from sweeps.stats import headline, median, percentile
+from sweeps.stats import median
 
 _US = 1e-3
 _BYTES_PER_US_TO_GB_PER_S = 1e-3
 OPS = ("dispatch", "combine", "pair")
-_SAMPLE_COLUMNS = ("op", "role", "rank", "iteration", "duration_ns")
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,13 @@ class OpMetrics:
             return None
         return float(max(known)) / self.headline_us * _BYTES_PER_US_TO_GB_PER_S
 
+    def busbw_gb_per_s(self, ranks: int) -> float | None:
+        """What nccl-tests calls busbw: mean bytes that a rank sends to others / headline."""
+        total = self.facts.get("wire_bytes_total")
+        if not total or not self.headline_us:
+            return None
+        return float(total) / ranks / self.headline_us * _BYTES_PER_US_TO_GB_PER_S
+
 
 @dataclass(frozen=True)
 class A2aMetrics:
@@ -88,13 +95,13 @@ class A2aMetrics:
 def a2a_metrics(tables: Mapping[str, pa.Table]) -> dict[str, A2aMetrics]:
     """Metrics of every trial that has samples, by trial id."""
     facts = by_trial(tables["operations"], tables["operations"].schema.names[2:])
-    samples = tables["samples"]
-    arrays = {name: samples[name].to_numpy(zero_copy_only=False) for name in _SAMPLE_COLUMNS}
+    rows = tables["samples"]
+    columns = [rows[f.name].to_numpy(zero_copy_only=False) for f in fields(Samples)]
     found = {}
-    for trial_id, rows in _rows_of_trials(samples["trial_id"]):
-        of_trial = {name: values[rows] for name, values in arrays.items()}
+    for trial_id, at in _rows_of_trials(rows["trial_id"]):
+        samples = Samples(*(column[at] for column in columns))
         by_op = {row["op"]: row for row in facts.get(trial_id, [])}
-        found[trial_id] = _trial_metrics(of_trial, by_op)
+        found[trial_id] = _trial_metrics(samples, by_op)
     return found
 
 
@@ -109,44 +116,34 @@ def _rows_of_trials(trial_id: pa.ChunkedArray) -> Iterator[tuple[str, npt.NDArra
     yield from zip(encoded.dictionary.to_pylist(), np.split(order, ends[:-1]), strict=True)
 
 
-def _trial_metrics(
-    samples: Mapping[str, npt.NDArray[Any]], facts: Mapping[str, Mapping[str, Any]]
-) -> A2aMetrics:
-    floor = samples["duration_ns"][samples["role"] == "floor"]
-    present = [op for op in OPS if ((samples["op"] == op) & (samples["role"] == "measured")).any()]
-    ops = {op: _op_metrics(samples, op, facts.get(op, {})) for op in present}
+def _trial_metrics(samples: Samples, facts: Mapping[str, Mapping[str, Any]]) -> A2aMetrics:
+    measured = set(samples.op[samples.role == "measured"])
+    floor = samples.duration_ns[samples.role == "floor"]
+    ops = {op: _op_metrics(samples, op, facts.get(op, {})) for op in OPS if op in measured}
     return A2aMetrics(ops, _scaled(median(floor)))
 
 
-def _op_metrics(
-    samples: Mapping[str, npt.NDArray[Any]], op: str, facts: Mapping[str, Any]
-) -> OpMetrics:
-    of_op = samples["op"] == op
-    mine = of_op & (samples["role"] == "measured")
-    rank, iteration = samples["rank"][mine], samples["iteration"][mine]
-    duration = samples["duration_ns"][mine]
-    cold = samples["duration_ns"][of_op & (samples["role"] == "cold")]
-    per_rank = [float(np.median(duration[rank == r])) for r in np.unique(rank)]
-    top, problem = _headline(rank, iteration, duration)
+def _op_metrics(samples: Samples, op: str, facts: Mapping[str, Any]) -> OpMetrics:
+    top, problem = _headline(samples, op)
+    pool, per_rank = pooled(samples, op), rank_medians_ns(samples, op).values()
+    cold = samples.of(op, "cold").duration_ns
     return OpMetrics(
         headline_us=_scaled(top),
-        p50_us=_scaled(percentile(duration, 50)),
-        p95_us=_scaled(percentile(duration, 95)),
-        p99_us=_scaled(percentile(duration, 99)),
+        p50_us=_scaled(pool.p50_ns),
+        p95_us=_scaled(pool.p95_ns),
+        p99_us=_scaled(pool.p99_ns),
         rank_p50_min_us=_scaled(min(per_rank)),
         rank_p50_max_us=_scaled(max(per_rank)),
         cold_us=_scaled(float(cold.max()) if len(cold) else None),
-        iterations=len(np.unique(iteration)),
+        iterations=len(np.unique(samples.of(op).iteration)),
         problem=problem,
         facts=facts,
     )
 
 
-def _headline(
-    rank: npt.NDArray[np.int64], iteration: npt.NDArray[np.int64], duration: npt.NDArray[np.int64]
-) -> tuple[float | None, str]:
+def _headline(samples: Samples, op: str) -> tuple[float | None, str]:
     try:
-        return headline(rank, iteration, duration), ""
+        return headline_ns(samples, op), ""
     except ValueError as error:
         return None, str(error)
 

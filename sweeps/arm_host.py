@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,7 +11,9 @@ import ray
 
 from ep_ray.address import is_one_node, service_ip
 from ep_ray.config.schema import Config, DeviceKind, RouterPolicy
+from ep_ray.interrupt import uninterrupted
 from ep_ray.inventory import local_machine, versions
+from ep_ray.layout import gpus_per_server, servers
 from ep_ray.placement import find_slots, in_bundle, release, reserve
 from ep_ray.transport import Evidence, evidence_in_log, transport_env
 from ep_ray.watchdog import TrialError, wait_all
@@ -39,7 +41,8 @@ class ArmHost:
 
     Args:
         config: The experiment.
-        trial: Any trial of the arm.
+        trial: Any trial of the deployment.
+        routers: Policies that its trials ask for.
         model: The model that its engines serve.
         device: `cpu` or `cuda`.
         folder: The sweep's folder; logs go to `logs/` in it.
@@ -49,6 +52,7 @@ class ArmHost:
         self,
         config: Config,
         trial: ServingTrial,
+        routers: Collection[RouterPolicy],
         model: ResolvedModel,
         device: DeviceKind,
         folder: Path,
@@ -61,9 +65,10 @@ class ArmHost:
         self._logs = folder / "logs"
         self._placement: Any = None
         self._group: EngineGroup | None = None
+        self._policies = set(routers) - {RouterPolicy.none}
         self._router: Any = None
         self._driver: Driver | None = None
-        self._url = ""
+        self._router_url = ""
 
     def endpoints(self) -> list[str]:
         """Names of the ranks, in rank order."""
@@ -82,28 +87,29 @@ class ArmHost:
         """
         try:
             self._deploy()
-            self._url = self._up.endpoints[0].url
-            if self._trial.router is not RouterPolicy.none:
+            if self._policies:
                 self._start_router()
             self._driver = Driver(self._arm.name)
         except BaseException as error:
-            left = self.close()
+            with uninterrupted():
+                left = self.close()
             if isinstance(error, GroupError | PortError | ValueError):
-                status = "timeout" if getattr(error, "timed_out", False) else "crash"
+                status = _status(error) if isinstance(error, GroupError) else "failed"
                 raise TrialError(status, "\n".join([str(error), *left])) from error
             raise
 
     def _deploy(self) -> None:
         arm, deadlines = self._arm, self._config.deadlines
-        ranks = self._trial.layout.dp
-        gpus = arm.tp if self._device is DeviceKind.cuda else 0
-        bundle: dict[str, float] = {"CPU": 1, **({"GPU": gpus} if gpus else {})}
+        ranks = servers(arm)
+        gpus = gpus_per_server(arm) if self._device is DeviceKind.cuda else 0
+        share = gpus / self._config.cluster.ranks_per_gpu
+        bundle: dict[str, float] = {"CPU": 1, **({"GPU": share} if gpus else {})}
         name = f"ep_ray:{arm.name}"
         timeout_s = self._config.cluster.placement_timeout_s
         self._placement = reserve([bundle] * ranks, name, timeout_s)
-        slots = find_slots(self._placement, ranks, gpus, deadlines.actor_start_s)
+        slots = find_slots(self._placement, ranks, share, deadlines.actor_start_s)
         seats = [
-            Seat(slot.node_ip, slot.gpu_ids, in_bundle(self._placement, slot.bundle, gpus))
+            Seat(slot.node_ip, slot.gpu_ids, in_bundle(self._placement, slot.bundle, share))
             for slot in slots
         ]
         launches = self._launches(seats)
@@ -125,7 +131,7 @@ class ArmHost:
 
     def _check_ports(self, node_ips: Sequence[str]) -> None:
         router = self._config.router
-        routed = self._trial.router is not RouterPolicy.none
+        routed = bool(self._policies)
         here = service_ip()
         claims = port_map(self._arm, node_ips, here if routed else None, router.port)
         check_map(claims, ephemeral_range())
@@ -138,7 +144,9 @@ class ArmHost:
             .options(name=f"router:{self._arm.name}", num_cpus=0)
             .remote(f"router:{self._arm.name}", router.host, router.port)
         )
-        self._url = wait_all([self._router.start.remote()], _CALL_S, "start of the router")[0]
+        self._router_url = wait_all([self._router.start.remote()], _CALL_S, "start of the router")[
+            0
+        ]
         endpoints = [(endpoint.name, endpoint.url) for endpoint in self._up.endpoints]
         wait_all([self._router.set_endpoints.remote(endpoints)], _CALL_S, "the router's endpoints")
 
@@ -155,7 +163,7 @@ class ArmHost:
             ignore_eos=load.ignore_eos,
         )
 
-    def send(self, requests: Sequence[Request], concurrency: int) -> CellRecord:
+    def send(self, trial: ServingTrial, requests: Sequence[Request]) -> CellRecord:
         """Sends a cell's load.
 
         Raises:
@@ -164,28 +172,36 @@ class ArmHost:
         assert self._driver is not None
         load = self._config.load
         return self._driver.send(
-            [Target.parse(self._url, load.api.name)],
+            self._targets(trial),
             requests,
-            concurrency,
+            trial.concurrency,
             load.request_timeout_s,
             self._config.deadlines.trial_s,
             self._check_alive,
         )
 
+    def _targets(self, trial: ServingTrial) -> list[Target]:
+        """The router, or without one the ranks themselves, which the client takes in turn."""
+        api = self._config.load.api.name
+        if trial.router is RouterPolicy.none:
+            return [Target.parse(e.url, api, e.name) for e in self._up.endpoints]
+        return [Target.parse(self._router_url, api)]
+
     def _check_alive(self) -> None:
         try:
             self._up.check_alive()
         except GroupError as error:
-            raise TrialError("crash", str(error)) from error
+            raise TrialError(_status(error), str(error)) from error
         self._router_counts()
 
-    def counts(self) -> Counts:
-        """The router's running counters and the engines' settled ones."""
+    def counts(self, trial: ServingTrial) -> Counts:
+        """The trial's router's running counters and the engines' settled ones."""
         try:
             engines = self._up.counters(_COUNTERS_S)
         except GroupError as error:
-            raise TrialError("crash", f"engine counters: {error}") from error
-        return Counts(self._router_counts(), engines)
+            raise TrialError(_status(error), f"engine counters: {error}") from error
+        routed = trial.router is not RouterPolicy.none
+        return Counts(self._router_counts() if routed else None, engines)
 
     def _router_counts(self) -> Mapping[str, Any] | None:
         if self._router is None:
@@ -236,3 +252,7 @@ class ArmHost:
         release(self._placement)
         self._driver = self._router = self._group = self._placement = None
         return left
+
+
+def _status(error: GroupError) -> str:
+    return "timeout" if error.timed_out else "crash"

@@ -54,7 +54,7 @@ class AttachedHost:
                 self._arm.url or "",
                 config.load.api.name,
                 config.model.name,
-                token_prompts=config.model.vocab_size is not None,
+                config.model.vocab_size,
             )
         except AttachError as error:
             raise TrialError("failed", str(error)) from error
@@ -78,20 +78,20 @@ class AttachedHost:
             strict=self._server.strict,
         )
 
-    def send(self, requests: Sequence[Request], concurrency: int) -> CellRecord:
+    def send(self, trial: ServingTrial, requests: Sequence[Request]) -> CellRecord:
         """Sends a cell's load. Raises `TrialError` if a deadline passes."""
         assert self._driver is not None
         load = self._config.load
         return self._driver.send(
             [Target.parse(self._arm.url or "", load.api.name)],
             requests,
-            concurrency,
+            trial.concurrency,
             load.request_timeout_s,
             self._config.deadlines.trial_s,
             lambda: None,
         )
 
-    def counts(self) -> Counts:
+    def counts(self, _: ServingTrial) -> Counts:
         """Counters of the ranks whose URLs are given; a foreign router's are not known."""
         if not self._arm.rank_urls:
             return Counts(None, None)

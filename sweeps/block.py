@@ -1,13 +1,13 @@
-"""A block of serving cells of one arm: brought up once, measured cell by cell."""
+"""A block of serving cells: one deployment, brought up once, measured cell by cell."""
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from typing import Any
 
 from ep_ray.config.schema import Config, DeviceKind, TransportKind
+from ep_ray.interrupt import uninterrupted
 from ep_ray.observer import Observer
 from ep_ray.proof import counter_evidence, link_evidence
 from ep_ray.transport import PEER
@@ -24,9 +24,9 @@ _STARTS = 3  # of an arm whose ranks die in the middle of a block
 
 
 class Block:
-    """Cells of one arm.
+    """Cells of one deployment: one arm, or arms that share its engines and take turns.
 
-    The arm stays up for all cells. One that does not come up fails the rest of its block at
+    The engines stay up for all cells. One that does not come up fails the rest of its block at
     once; one that dies in the middle is started again for the next cell, twice at most.
 
     Args:
@@ -50,7 +50,7 @@ class Block:
         self._host: Host | None = None
         self._starts = 0
         self._hopeless: TrialError | None = None
-        self._calibrated = False
+        self._calibrated: set[str] = set()
         self._ran: dict[str, Any] = {}
 
     def run(self, trial: ServingTrial) -> Outcome:
@@ -62,15 +62,16 @@ class Block:
         host = self._ready()
         try:
             return self._cell(trial, host)
-        except BaseException:
-            self._end()
+        except BaseException as error:
+            with uninterrupted():
+                left = self._end()
+            if left and isinstance(error, TrialError):
+                error.reason += f"\nleft behind: {'; '.join(left)}"
             raise
 
-    def close(self) -> None:
-        """Ends the arm."""
-        left = self._end()
-        if left:
-            print(f"ep-ray: left behind: {'; '.join(left)}", file=sys.stderr)
+    def close(self) -> list[str]:
+        """Ends the arm. Returns what is left, in words."""
+        return self._end()
 
     def _ready(self) -> Host:
         if self._hopeless is not None:
@@ -112,15 +113,16 @@ class Block:
             measured=trial.requests,
             warmups=load.warmups,
             # Once per arm: it travels with the arm's first cell.
-            calibration=0 if self._calibrated else load.calibration,
+            calibration=0 if trial.arm in self._calibrated else load.calibration,
         )
-        before = host.counts()
+        before = host.counts(trial)
         with self._observer.watch():
-            record = host.send(requests, trial.concurrency)
-        self._calibrated = True
-        ledger = ledger_of_cell(record, host.endpoints(), before, host.counts())
+            record = host.send(trial, requests)
+        self._calibrated.add(trial.arm)
+        ledger = ledger_of_cell(record, host.endpoints(), before, host.counts(trial))
         outcome = outcome_of_cell(record, trial, ledger)
         outcome.facts |= self._ran
+        outcome.facts["shared_gpu"] = trial.gpus > 1 and self._config.cluster.ranks_per_gpu > 1
         self._prove(outcome, trial, host, record)
         return outcome
 
@@ -136,5 +138,4 @@ class Block:
         expected = host.expert_bytes(record)
         also = "HTTP of this load, Ray, and whatever else the machine runs"
         evidence += counter_evidence(counted, self._observer.grown, expected, also)
-        outcome.facts["shared_gpu"] = False
         prove(outcome, asked, evidence, crosses=trial.gpus > 1, local_links=trial.layout.tp > 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from itertools import groupby
 
 from ep_ray.config.schema import ArmKind, DeviceKind, TransportKind
@@ -20,13 +21,14 @@ _TOKEN_S = {DeviceKind.cpu: 0.03, DeviceKind.cuda: 0.02}
 
 def estimate_s(trials: Sequence[Trial], device: DeviceKind) -> float:
     """Seconds that the trials take together, starts included."""
-    total = RAY_START_S if trials else 0.0
-    for (measure, _), block in groupby(trials, key=lambda t: (t.measure, t.arm)):
-        trial_list = list(block)
-        started = [t for t in trial_list if isinstance(t, ServingTrial) and t.gpus]
-        total += ENGINE_START_S[device] if measure == "serving" and started else 0.0
-        total += sum(_trial_s(trial, device) for trial in trial_list)
-    return total
+    blocks = (list(block) for _, block in groupby(trials, key=lambda trial: trial.block))
+    return sum((block_s(block, device) for block in blocks), RAY_START_S if trials else 0.0)
+
+
+def block_s(trials: Sequence[Trial], device: DeviceKind) -> float:
+    """Seconds of one block; engines start once in it."""
+    starts = any(isinstance(trial, ServingTrial) and trial.gpus for trial in trials)
+    return (ENGINE_START_S[device] if starts else 0.0) + sum(_trial_s(t, device) for t in trials)
 
 
 def _trial_s(trial: Trial, device: DeviceKind) -> float:
@@ -47,7 +49,13 @@ def _published_rate(trial: ServingTrial) -> float | None:
         arm = "external_dp_rdma"
     else:
         arm = "external_dp_tcp"
-    for row in external_dp():
-        if (row.arm, row.shape, row.concurrency) == (arm, trial.shape, trial.concurrency):
-            return float(row.output_tok_per_s) if row.output_tok_per_s else None
-    return None
+    return _rates().get((arm, trial.shape, trial.concurrency))
+
+
+@cache
+def _rates() -> dict[tuple[str, str, int], float]:
+    return {
+        (row.arm, row.shape, row.concurrency): float(row.output_tok_per_s)
+        for row in external_dp()
+        if row.output_tok_per_s
+    }

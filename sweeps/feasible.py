@@ -12,7 +12,9 @@ from ep_ray.config.check import arms_of
 from ep_ray.config.errors import ConfigError
 from ep_ray.config.schema import Arm, ArmKind, Config, DeviceKind, TransportKind
 from ep_ray.inventory import Machine
+from ep_ray.layout import gpus_per_server, servers
 from serving.attached import AttachError, attach
+from serving.engine_http import counters
 from serving.models import ModelError, resolve
 from sweeps.plan import A2aTrial, ServingTrial, Trial
 
@@ -55,7 +57,7 @@ def check_feasible(
     """
     problems = list(_transports(trials, device, machines))
     if device is DeviceKind.cuda:
-        problems += _gpus(trials, machines)
+        problems += _gpus(trials, machines, config.cluster.ranks_per_gpu)
     problems += _software(config, trials, device)
     if problems:
         raise ConfigError(
@@ -64,8 +66,11 @@ def check_feasible(
         )
 
 
-def _gpus(trials: Sequence[Trial], machines: Sequence[Machine]) -> Iterator[str]:
-    found = sum(len(machine.gpus) for machine in machines)
+def _gpus(
+    trials: Sequence[Trial], machines: Sequence[Machine], ranks_per_gpu: int
+) -> Iterator[str]:
+    """What does not fit; a GPU that ranks share counts once for each of them."""
+    found = sum(len(machine.gpus) for machine in machines) * ranks_per_gpu
     biggest = max(trials, key=ranks_of, default=None)
     if biggest is not None and ranks_of(biggest) > found:
         yield (
@@ -73,12 +78,13 @@ def _gpus(trials: Sequence[Trial], machines: Sequence[Machine]) -> Iterator[str]
             f"found: {found} on {_names(machines)}. Run where they are (cluster=attached joins a "
             "Ray cluster), or ask for less (arm.tp=, arm.dp=, workload.ep=)"
         )
-    most = max((len(machine.gpus) for machine in machines), default=0)
-    for tp in sorted({t.layout.tp for t in trials if isinstance(t, ServingTrial) and t.gpus}):
-        if tp > most:
+    arms = [t.layout for t in trials if isinstance(t, ServingTrial) and t.gpus]
+    for tp, dp in sorted({(gpus_per_server(arm), servers(arm)) for arm in arms}):
+        fit = sum(len(machine.gpus) * ranks_per_gpu // tp for machine in machines)
+        if fit < dp and tp * dp <= found:
             yield (
-                f"asked: tp={tp}, and a TP group stays inside one node; found: at most {most} "
-                "GPUs on a node. Lower arm.tp"
+                f"asked: {dp} TP groups of {tp} GPUs, and a TP group stays inside one node; found: "
+                f"room for {fit} on {_names(machines)}. Lower arm.tp or arm.dp"
             )
 
 
@@ -101,9 +107,14 @@ def _transports(
 
 
 def _software(config: Config, trials: Sequence[Trial], device: DeviceKind) -> Iterator[str]:
-    for name in sorted({t.backend.name for t in trials if isinstance(t, A2aTrial)}):
-        for reason in registry.load(name).probe(dict(os.environ)):
-            yield f"backend {name} cannot run here: {reason}"
+    backends = {t.arm: t.backend for t in trials if isinstance(t, A2aTrial)}
+    for name, backend in backends.items():
+        try:
+            reasons = registry.load(backend.name, backend.options).probe(dict(os.environ))
+        except ValueError as error:
+            yield str(error)
+            continue
+        yield from (f"backend {name} cannot run here: {reason}" for reason in reasons)
     starts_engines = any(
         t.layout.kind is not ArmKind.attached for t in trials if isinstance(t, ServingTrial)
     )
@@ -119,11 +130,19 @@ def _software(config: Config, trials: Sequence[Trial], device: DeviceKind) -> It
 
 
 def _attached(config: Config, arm: Arm) -> Iterator[str]:
-    known_vocabulary = config.model.vocab_size is not None
+    model = config.model
     try:
-        attach(arm.url or "", config.load.api.name, config.model.name, known_vocabulary)
+        attach(arm.url or "", config.load.api.name, model.name, model.vocab_size)
     except AttachError as error:
         yield str(error)
+    for url in arm.rank_urls:
+        try:
+            counters(url)
+        except (OSError, ValueError) as error:
+            yield (
+                f"asked: the counters of rank {url} (arm.rank_urls), for the ledger; found: "
+                f"{error}. Give the rank's own http://HOST:PORT, or leave arm.rank_urls out"
+            )
 
 
 def _vllm(device: DeviceKind) -> Iterator[str]:

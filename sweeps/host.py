@@ -33,11 +33,11 @@ class Host(Protocol):
     def call(self, trial: ServingTrial) -> CallSpec:
         """What every request of a cell asks for."""
 
-    def send(self, requests: Sequence[Request], concurrency: int) -> CellRecord:
+    def send(self, trial: ServingTrial, requests: Sequence[Request]) -> CellRecord:
         """Sends a cell's load; raises `TrialError` if the arm dies or a deadline passes."""
 
-    def counts(self) -> Counts:
-        """Counters of router and engines, settled."""
+    def counts(self, trial: ServingTrial) -> Counts:
+        """Counters of the trial's router and of the engines, settled."""
 
     def evidence(self) -> list[Evidence]:
         """What the ranks' logs say about the transport of the experts' traffic."""

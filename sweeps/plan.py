@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from ep_ray.config.check import (
     router_of,
     transport_of,
 )
+from ep_ray.config.errors import ConfigError
 from ep_ray.config.schema import (
     Arm,
     ArmKind,
@@ -32,6 +34,27 @@ from ep_ray.config.schema import (
 _T = TypeVar("_T")
 
 
+# Keys of an arm and of a load that leave the result as it is, or that count in another form.
+_NEUTRAL_ARM = (
+    "name", "vllm_port", "api_port", "rpc_port", "startup_timeout_s", "transport", "router",
+)  # fmt: skip
+_NEUTRAL_LOAD = (
+    "shapes", "concurrency", "min_requests", "requests_per_slot", "request_timeout_s",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Side:
+    """The configuration that trials of one arm share, as JSON: all of it, and what is hashed."""
+
+    full: str
+    hashed: str
+
+    @classmethod
+    def of(cls, full: dict[str, Any], hashed: dict[str, Any] | None = None) -> _Side:
+        return cls(_dump(full), _dump(full if hashed is None else hashed))
+
+
 @dataclass(frozen=True)
 class Trial:
     """One measurement: an arm at a cell, once.
@@ -42,8 +65,8 @@ class Trial:
         arm: Name of what is compared.
         cell: Name of the workload point.
         repeat: 0-based.
-        config_hash: Of everything that can change the result.
-        config_json: The same, readable.
+        config_hash: Of everything that can change the result; not of ports and deadlines.
+        config_json: The configuration of the trial, readable.
     """
 
     trial_id: str
@@ -53,6 +76,11 @@ class Trial:
     repeat: int
     config_hash: str
     config_json: str
+
+    @property
+    def block(self) -> str:
+        """Neighbours with the same block share actors."""
+        return self.measure
 
 
 @dataclass(frozen=True)
@@ -70,9 +98,15 @@ class A2aTrial(Trial):
 
 @dataclass(frozen=True)
 class ServingTrial(Trial):
-    """One closed-loop cell against one arm."""
+    """One closed-loop cell against one arm.
+
+    Attributes:
+        deployment: Equal for arms that differ only in how requests reach the engines; they
+            share the engines and take turns cell by cell.
+    """
 
     layout: Arm
+    deployment: str
     transport: Transport
     router: RouterPolicy
     shape: str
@@ -80,6 +114,11 @@ class ServingTrial(Trial):
     completion_tokens: int
     concurrency: int
     requests: int
+
+    @property
+    def block(self) -> str:
+        """Neighbours with the same block share engines."""
+        return f"serving/{self.deployment}"
 
     @property
     def gpus(self) -> int:
@@ -96,48 +135,62 @@ def plan(config: Config, device: DeviceKind) -> list[Trial]:
     Args:
         config: A checked experiment.
         device: `cpu` or `cuda`: what backend `auto` means.
+
+    Raises:
+        ConfigError: Two backends have the same name once `auto` is known.
     """
     trials: list[Trial] = []
-    for repeat in range(config.repeats):
-        if Measure.a2a in config.measure:
-            trials += _a2a(config, device, repeat)
-        if Measure.serving in config.measure:
-            trials += _serving(config, repeat)
+    repeats = range(config.repeats)
+    if Measure.a2a in config.measure:
+        trials += [trial for r in repeats for trial in _a2a(config, device, r)]
+    if Measure.serving in config.measure:
+        trials += [trial for r in repeats for trial in _serving(config, device, r)]
     return trials
 
 
 def _a2a(config: Config, device: DeviceKind, repeat: int) -> Iterator[A2aTrial]:
-    common = _plain(config.workload)
-    for key in ("ep", "phases", "routing"):
-        del common[key]
-    shared = {"seed": config.seed, "device": device.name, "workload": common}
-    backends = [_named(backend, device) for backend in backends_of(config)]
+    workload = _without(config.workload, ("ep", "phases", "routing", "zipf_exponent"))
+    masked = device is DeviceKind.cuda and config.cluster.mask_gpus
+    shared = {
+        "seed": config.seed,
+        "device": device.name,
+        "mask_gpus": masked,
+        "workload": workload,
+        "transport": config.transport,
+    }
+    backends = [
+        (name, backend, _Side.of({**shared, "backend": backend}))
+        for name, backend in _named_backends(config, device)
+    ]
     for ep in config.workload.ep:
-        for backend in _mirrored(backends, repeat):
-            arm_json = _dump({**shared, "backend": backend, "transport": config.transport})
-            for name, phase in config.workload.phases.items():
+        for name, backend, side in _mirrored(backends, repeat):
+            for phase_name, phase in config.workload.phases.items():
                 for routing in config.workload.routing:
-                    yield _a2a_trial(config, backend, name, phase, ep, routing, repeat, arm_json)
+                    yield _a2a_trial(
+                        config, name, backend, phase_name, phase, ep, routing, repeat, side
+                    )
 
 
 def _a2a_trial(
     config: Config,
-    backend: Backend,
     name: str,
+    backend: Backend,
+    phase_name: str,
     phase: Phase,
     ep: int,
     routing: RoutingKind,
     repeat: int,
-    arm_json: str,
+    side: _Side,
 ) -> A2aTrial:
-    cell = f"{name}-t{phase.tokens}-ep{ep}-{routing.name}"
+    cell = f"{phase_name}-t{phase.tokens}-ep{ep}-{routing.name}"
+    more: dict[str, Any] = {"iterations": phase.iterations}
+    if routing is RoutingKind.zipf:
+        more["zipf_exponent"] = config.workload.zipf_exponent
     return A2aTrial(
-        **_identity(
-            Measure.a2a, backend.name, cell, repeat, arm_json, {"iterations": phase.iterations}
-        ),
+        **_identity(Measure.a2a, name, cell, repeat, side, more),
         backend=backend,
         transport=config.transport,
-        phase=name,
+        phase=phase_name,
         ep=ep,
         tokens=phase.tokens,
         iterations=phase.iterations,
@@ -145,80 +198,110 @@ def _a2a_trial(
     )
 
 
-def _serving(config: Config, repeat: int) -> Iterator[ServingTrial]:
-    load = _plain(config.load)
-    for key in ("shapes", "concurrency"):
-        del load[key]
-    shared = {
-        "seed": config.seed,
-        "device": config.cluster.device.name,
-        "model": config.model,
-        "load": load,
-    }
-    for arm in _mirrored(arms_of(config), repeat):
+def _serving(config: Config, device: DeviceKind, repeat: int) -> Iterator[ServingTrial]:
+    sides = [_ArmSide.of(config, device, arm) for arm in arms_of(config)]
+    deployments = list(dict.fromkeys(side.deployment for side in sides))
+    for deployment in _mirrored(deployments, repeat):
+        together = [side for side in sides if side.deployment == deployment]
+        for turn, (shape, concurrency) in enumerate(_cells(config, repeat)):
+            for side in _mirrored(together, repeat + turn):
+                yield _serving_trial(config, side, shape, concurrency, repeat)
+
+
+def _cells(config: Config, repeat: int) -> list[tuple[str, int]]:
+    """Cells of a block; with repeats in a shuffled order, so that neighbours vary."""
+    cells = [(s, c) for s in config.load.shapes for c in config.load.concurrency]
+    if config.repeats > 1:
+        random.Random(f"{config.seed}/{repeat}").shuffle(cells)
+    return cells
+
+
+@dataclass(frozen=True)
+class _ArmSide:
+    """An arm with everything that its trials have in common."""
+
+    arm: Arm
+    transport: Transport
+    router: RouterPolicy
+    deployment: str
+    side: _Side
+
+    @classmethod
+    def of(cls, config: Config, device: DeviceKind, arm: Arm) -> _ArmSide:
         transport, router = transport_of(config, arm), router_of(config, arm)
-        arm_json = _dump({**shared, "arm": arm, "transport": transport, "router": router})
-        for shape in config.load.shapes:
-            for concurrency in config.load.concurrency:
-                yield _serving_trial(
-                    config, arm, transport, router, shape, concurrency, repeat, arm_json
-                )
+        shared = {"device": device.name, "model": config.model, "transport": transport}
+        engines = _dump({**shared, "arm": _without(arm, ("name", "router", "transport"))})
+        own = {**shared, "seed": config.seed, "router": router}
+        full = {"arm": arm, "load": _without(config.load, ("shapes", "concurrency"))}
+        hashed = {
+            "arm": _without(arm, _NEUTRAL_ARM),
+            "load": _without(config.load, _NEUTRAL_LOAD),
+        }
+        deployment = hashlib.sha256(engines.encode()).hexdigest()[:12]
+        return cls(arm, transport, router, deployment, _Side.of(own | full, own | hashed))
 
 
 def _serving_trial(
-    config: Config,
-    arm: Arm,
-    transport: Transport,
-    router: RouterPolicy,
-    shape: str,
-    concurrency: int,
-    repeat: int,
-    arm_json: str,
+    config: Config, side: _ArmSide, shape: str, concurrency: int, repeat: int
 ) -> ServingTrial:
     prompt, completion = map(int, shape.split("/"))
     cell = f"{prompt}-{completion}-c{concurrency}"
+    requests = requests_of(config, concurrency)
     return ServingTrial(
-        **_identity(Measure.serving, arm.name, cell, repeat, arm_json, {}),
-        layout=arm,
-        transport=transport,
-        router=router,
+        **_identity(
+            Measure.serving, side.arm.name, cell, repeat, side.side, {"requests": requests}
+        ),
+        layout=side.arm,
+        deployment=side.deployment,
+        transport=side.transport,
+        router=side.router,
         shape=shape,
         prompt_tokens=prompt,
         completion_tokens=completion,
         concurrency=concurrency,
-        requests=requests_of(config, concurrency),
+        requests=requests,
     )
 
 
 def _identity(
-    measure: Measure, arm: str, cell: str, repeat: int, arm_json: str, more: dict[str, Any]
+    measure: Measure, arm: str, cell: str, repeat: int, side: _Side, more: dict[str, Any]
 ) -> dict[str, Any]:
-    text = f'{{"arm": {arm_json}, "cell": "{cell}", "more": {json.dumps(more)}}}'
-    digest = hashlib.sha256(text.encode()).hexdigest()
+    place = f'"cell": {json.dumps(cell)}, "more": {json.dumps(more)}}}'
+    digest = hashlib.sha256(f'{{"arm": {side.hashed}, {place}'.encode()).hexdigest()
     return {
-        "trial_id": f"{measure.name}.{arm}.{cell}.r{repeat}.{digest[:8]}",
+        # 48 bits: thousands of configurations of one cell stay apart.
+        "trial_id": f"{measure.name}.{arm}.{cell}.r{repeat}.{digest[:12]}",
         "measure": measure.name,
         "arm": arm,
         "cell": cell,
         "repeat": repeat,
         "config_hash": digest,
-        "config_json": text,
+        "config_json": f'{{"arm": {side.full}, {place}',
     }
 
 
-def _named(backend: Backend, device: DeviceKind) -> Backend:
-    if backend.name != "auto":
-        return backend
-    name = "nccl" if device is DeviceKind.cuda else "gloo"
-    return Backend(name=name, options=backend.options)
+def _named_backends(config: Config, device: DeviceKind) -> list[tuple[str, Backend]]:
+    auto = "nccl" if device is DeviceKind.cuda else "gloo"
+    found = [
+        (auto if name == "auto" else name, replace(b, name=auto) if b.name == "auto" else b)
+        for name, b in backends_of(config)
+    ]
+    names = [name for name, _ in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(
+                f"two backends are called `{name}` (backend=auto is {auto} here): call the other "
+                f"one differently, as in against.backends={{other: {{name: {name}}}}}"
+            )
+    return found
 
 
 def _mirrored(items: list[_T], repeat: int) -> list[_T]:
     return items[::-1] if repeat % 2 else items
 
 
-def _plain(node: Any) -> dict[str, Any]:
-    return asdict(node)
+def _without(node: Any, keys: Sequence[str]) -> dict[str, Any]:
+    return {key: value for key, value in asdict(node).items() if key not in keys}
 
 
 def _dump(node: dict[str, Any]) -> str:

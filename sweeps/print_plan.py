@@ -1,12 +1,14 @@
-"""Prints a plan: trials, GPUs and a rough time. Starts nothing."""
+"""A plan in words: trials, GPUs and a rough time. Starts nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from ep_ray.config.schema import Config, DeviceKind
-from sweeps.estimate import estimate_s
+from sweeps.estimate import block_s, estimate_s
 from sweeps.feasible import ranks_of
 from sweeps.plan import Trial
 from sweeps.progress import clock_text
@@ -14,22 +16,29 @@ from sweeps.progress import clock_text
 
 def print_plan(config: Config, trials: Sequence[Trial], device: DeviceKind) -> None:
     """Prints what an experiment would run on `device`."""
-    print(f"{config.name}: {len(trials)} trials on {device.name}, repeats {config.repeats}")
-    for (measure, arm, repeat), block in groupby(
-        trials, key=lambda t: (t.measure, t.arm, t.repeat)
-    ):
+    try:
+        print("\n".join(plan_lines(config, trials, device)), flush=True)
+    except BrokenPipeError:
+        # The reader (`head`, a pager) has seen enough; nothing is wrong with the plan.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def plan_lines(config: Config, trials: Sequence[Trial], device: DeviceKind) -> Iterator[str]:
+    """The lines of a plan: each block with its trials, and the sum."""
+    yield f"{config.name}: {len(trials)} trials on {device.name}, repeats {config.repeats}"
+    unit = "GPUs" if device is DeviceKind.cuda else "CPU ranks"
+    for _, block in groupby(trials, key=lambda trial: trial.block):
         cells = list(block)
-        unit = "GPUs" if device is DeviceKind.cuda else "CPU ranks"
+        arms = ", ".join(dict.fromkeys(trial.arm for trial in cells))
         most = max(ranks_of(trial) for trial in cells)
-        print(
-            f"\n{measure}  {arm}  repeat {repeat}: {len(cells)} trials, up to {most} {unit}, "
-            f"about {clock_text(estimate_s(cells, device))}"
+        yield (
+            f"\n{cells[0].measure}  {arms}: {len(cells)} trials, up to {most} {unit}, "
+            f"about {clock_text(block_s(cells, device))}"
         )
-        for trial in cells:
-            print(f"  {trial.trial_id}")
+        yield from (f"  {trial.trial_id}" for trial in cells)
     most = max((ranks_of(trial) for trial in trials), default=0)
     gpus = most if device is DeviceKind.cuda else 0
-    print(
+    yield (
         f"\nTogether about {clock_text(estimate_s(trials, device))} and {gpus} GPUs at once. "
         "The time is rough: published rates where a cell was published, else a guess."
     )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from sweeps import (
     report_a2a,
     report_conditions,
+    report_definitions,
     report_evidence,
     report_failures,
+    report_flags,
     report_published,
     report_serving,
 )
@@ -20,35 +23,77 @@ from sweeps.view import View, view
 PUBLISHED_NAMES = tuple(COMPARISONS)
 
 
-def of_published() -> tuple[str, list[Section]]:
-    """Title and sections of the report of the published results."""
-    return "Published results", report_published.sections()
+@dataclass(frozen=True)
+class Report:
+    """A report at two depths: what a person reads first, and everything."""
+
+    title: str
+    brief: list[Section]
+    full: list[Section]
 
 
-def of_results(results_dir: str | Path, published: str | None = None) -> tuple[str, list[Section]]:
-    """Title and sections of the report of a sweep, beside a published run where one is named.
+def of_published() -> Report:
+    """The report of the published results, which has one depth."""
+    sections = report_published.sections()
+    return Report("Published results", sections, sections)
+
+
+def of_results(results_dir: str | Path, published: str | None = None) -> Report:
+    """The report of a sweep, beside a published run where one is named.
 
     Raises:
         sweeps.read.ResultsError: The folder cannot be read as results.
     """
     swept = view(load(results_dir))
-    return _title(swept, results_dir), build(swept, published)
+    return Report(_title(swept, results_dir), brief(swept, published), build(swept, published))
+
+
+def footer(results_dir: str | Path, written: Path) -> str:
+    """Where the results are, and how to see more of them."""
+    return (
+        f"\nResults  {results_dir}\nReport   {written} (everything)\n"
+        f"Again    python -m ep_ray.report {results_dir} [--full]"
+    )
 
 
 def build(swept: View, published: str | None = None) -> list[Section]:
-    """Sections of the report of a sweep."""
+    """Everything about a sweep."""
     if not swept.trials:
-        return [Section("Trials", ("No trial has ended yet.",))]
-    beside = [COMPARISONS[published](swept)] if published else []
+        return _nothing()
     return [
-        Section("Trials", (_summary(swept),)),
-        *report_serving.sections(swept),
+        Section("", (_summary(swept), report_conditions.sentence(swept))),
         *report_a2a.sections(swept),
-        *beside,
+        *report_serving.sections(swept),
+        *_beside(swept, published),
         *report_failures.sections(swept),
+        *report_flags.sections(swept),
         *report_evidence.sections(swept),
+        *report_definitions.sections(swept),
         *report_conditions.sections(swept),
     ]
+
+
+def brief(swept: View, published: str | None = None) -> list[Section]:
+    """What fits a screen or two: headlines, ratios, evidence and whatever went wrong."""
+    if not swept.trials:
+        return _nothing()
+    return [
+        Section("", (f"{_summary(swept)}\n{report_conditions.sentence(swept)}",)),
+        *report_a2a.brief(swept),
+        *report_serving.brief(swept),
+        *_beside(swept, published),
+        *report_evidence.brief(swept),
+        *report_failures.brief(swept),
+        *report_flags.brief(swept),
+    ]
+
+
+def _nothing() -> list[Section]:
+    return [Section("", ("No trial has ended yet.",))]
+
+
+def _beside(swept: View, published: str | None) -> list[Section]:
+    return [COMPARISONS[published](swept)] if published else []
 
 
 def _title(swept: View, results_dir: str | Path) -> str:
@@ -57,8 +102,13 @@ def _title(swept: View, results_dir: str | Path) -> str:
 
 
 def _summary(swept: View) -> str:
-    found = swept.trials
-    arms = ", ".join(dict.fromkeys(t.label for t in found))
-    bad = sum(t.status != "ok" for t in found)
-    ended = "all ended well" if not bad else f"{bad} FAILED (see Failed trials)"
-    return f"{len(found)} trials of {arms}: {ended}."
+    """Trials, arms, and what went wrong in one line."""
+    arms = ", ".join(dict.fromkeys(t.label for t in swept.trials))
+    bad = len(report_failures.bad_trials(swept))
+    lost = sum(report_failures.failed_requests(swept).values())
+    flagged = len({(flag.arm, flag.cell) for flag in report_flags.flags(swept)})
+    ended = f"{bad} FAILED" if bad else "all ended well"
+    requests = f"{lost} requests FAILED" if lost else "no request failed"
+    served = f", {requests}" if swept.tables["requests"].num_rows else ""
+    doubts = f"{flagged} trials flagged" if flagged else "no flags"
+    return f"{len(swept.trials)} trials of {arms}: {ended}{served}, {doubts}."

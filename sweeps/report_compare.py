@@ -19,7 +19,7 @@ from sweeps.published import data
 from sweeps.report_serving import sorted_cells
 from sweeps.results import Outcome, Trial, labels
 from sweeps.stats import median
-from sweeps.tablefmt import Metric, Section, Table, Value, side_by_side, text_table
+from sweeps.tablefmt import Block, Metric, Section, Value, stacked, text_table
 from sweeps.view import ServingGrid, View
 
 # (ours, theirs, heading)
@@ -42,7 +42,7 @@ def external_dp(view: View) -> Section:
     """Serving cells beside the published comparison of wide TP with External DP."""
     found = view.of("serving")
     matches = [match_arm(a, [t for t in found if t.label == a]) for a in labels(found)]
-    blocks: list[Table | str] = [_WARNING]
+    blocks: list[Block] = [_WARNING]
     for match in matches:
         blocks += _arm_blocks(match, view.serving, found)
     missing = unmatched_arms(matches)
@@ -50,7 +50,7 @@ def external_dp(view: View) -> Section:
     return Section("Beside the published serving run (external_dp)", tuple(blocks))
 
 
-def _arm_blocks(match: ArmMatch, grid: ServingGrid, found: list[Trial]) -> list[Table | str]:
+def _arm_blocks(match: ArmMatch, grid: ServingGrid, found: list[Trial]) -> list[Block]:
     if match.published is None:
         return [f"{match.label}: not compared, {match.why_not}."]
     theirs = published_cells(data.external_dp(), match.published)
@@ -71,12 +71,12 @@ def _arm_blocks(match: ArmMatch, grid: ServingGrid, found: list[Trial]) -> list[
     )
     if not rows:
         return [f"{match.label}: no cell coincides with {match.published}.", sentence]
-    return [side_by_side(title, "cell", _SIDES, metrics, rows, metrics_outside=True), sentence]
+    return [stacked(title, ("cell", ""), _SIDES, metrics, rows), sentence]
 
 
 def _proof(label: str, found: list[Trial]) -> str:
     states = {t.transport_status for t in found if t.label == label}
-    return "" if states <= {"proved", "not_applicable"} else " (transport here unproved)"
+    return " (transport here unproved)" if "unproved" in states else ""
 
 
 def _values(

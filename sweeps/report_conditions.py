@@ -1,98 +1,153 @@
-"""Under which conditions a sweep ran: definitions, versions, hardware and readings of it."""
+"""Under which conditions a sweep ran: versions, hardware, environment and readings of it."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from statistics import median
+from typing import Any
 
-from sweeps.tablefmt import Section, Table, text_table
+from sweeps.tablefmt import Block, Section, Table, text_table
 from sweeps.view import View
 
-_SERVING = (
-    ("load", "closed loop: as many requests in flight as the concurrency says, while any remain"),
-    ("complete", "HTTP 200, no error event, a finish reason and the end marker; others failed"),
-    ("latencies", "over complete measured requests; warm-up and calibration are kept apart"),
-    ("percentiles", "linear interpolation over all values of a cell"),
-    ("TTFT", "just before the first byte of the request to the first chunk with a token"),
-    ("TPOT", "(last token - first token) / (completion tokens - tokens in the first chunk)"),
-    ("chunk gap", "time between token-carrying chunks; published tables call its p99 ITL p99"),
-    ("ITL", "chunk gap / tokens in the chunk, counted once for each of them"),
-    ("tok/s", "completion tokens of complete requests / wall time of the cell"),
-    (
-        "steady tok/s",
-        "tokens between the c-th completion and the last request sent, over that time",
-    ),
-)
-_ALL_TO_ALL = (
-    ("headline", "maximum over ranks of each iteration, then the median over iterations"),
-    ("pooled", "percentiles over all ranks and iterations, as published tables have them"),
-    ("cold, floor", "first iteration, slowest rank; the median empty event; nothing is subtracted"),
-    ("bound", "bytes that must cross the busiest link / its rate measured in the same run"),
-    ("wire GB/s", "most bytes that a rank sends or receives / headline; own share excluded"),
-    ("imbalance", "most rows received by a rank / mean over ranks"),
-)
-_READ_BY = {"serving": _SERVING, "a2a": _ALL_TO_ALL}
+_BRIEF_VERSIONS = ("torch", "vllm", "server", "ray")
+_MOST_VALUES = 4  # of one variable over ranks
+_COLUMNS = ("host", "CPU", "cores", "memory GiB", "GPUs", "InfiniBand", "EFA", "interfaces")
 
 
 def sections(view: View) -> list[Section]:
-    """Definitions of what was measured, then versions, hardware and readings."""
-    measures = list(dict.fromkeys(t.measure for t in view.trials))
-    definitions = [
-        text_table(measure, ("what", "how"), _READ_BY[measure])
-        for measure in measures
-        if measure in _READ_BY
-    ]
-    ran: list[Table | str] = [*_facts(view), *_telemetry(view)]
-    return [
-        Section("How it was measured", tuple(definitions)),
-        Section("What it ran on", tuple(ran)),
-    ]
+    """Everything that was recorded about where and with what the sweep ran."""
+    blocks = [*_machines(view), *_placement(view), *_versions(view), *_env(view)]
+    return [Section("What it ran on", (*blocks, *_telemetry(view)) or ("Not recorded.",))]
 
 
-def _facts(view: View) -> list[Table | str]:
-    """Versions and hardware: each distinct value, with the arms that had it."""
-    arms: dict[tuple[str, str, str], dict[str, None]] = {}
-    for trial in view.trials:
-        facts = {
-            ("device", ""): trial.device,
-            **_flat("versions", trial.versions_json),
-            **_flat("hardware", trial.hardware_json),
-        }
-        for (group, name), value in facts.items():
-            arms.setdefault((group, name, str(value)), {})[trial.label] = None
-    everyone = {t.label for t in view.trials}
-    rows = [
-        (*key, "all" if set(seen) == everyone else ", ".join(seen)) for key, seen in arms.items()
-    ]
-    return [text_table("", ("", "name", "value", "arms"), rows)] if rows else ["Not recorded."]
+def sentence(view: View) -> str:
+    """Devices and the versions that matter most, in one sentence."""
+    devices = dict.fromkeys(t.device for t in view.trials if t.device)
+    hosts = len(_hosts(view))
+    parts = [" and ".join(devices) or "an unrecorded device"]
+    parts += [f"{hosts} machine{'s' if hosts > 1 else ''}"] if hosts else []
+    for name in _BRIEF_VERSIONS:
+        found = dict.fromkeys(v for t in view.trials if (v := _json(t.versions_json).get(name)))
+        parts += [f"{name} {' and '.join(map(str, found))}"] if found else []
+    return f"On {', '.join(parts)}."
 
 
-def _flat(group: str, text: str | None) -> dict[tuple[str, str], object]:
-    """The entries of a JSON object; nested values stay JSON, what is no object stays text."""
+def _json(text: str | None) -> dict[str, Any]:
+    """A JSON object; anything else is kept under an empty name."""
     try:
-        facts = json.loads(text or "{}")
+        found = json.loads(text or "{}")
     except ValueError:
-        facts = text
-    if not isinstance(facts, dict):
-        return {(group, ""): facts}
-    return {
-        (group, name): json.dumps(value) if isinstance(value, dict | list) else value
-        for name, value in facts.items()
-    }
+        found = text
+    return found if isinstance(found, dict) else {"": found}
 
 
-def _telemetry(view: View) -> list[Table]:
-    """Least, median and greatest of each reading, over the whole sweep."""
-    if view.tables["telemetry"].num_rows == 0:
-        return []
-    rows = view.tables["telemetry"].group_by(["node", "source", "name"], use_threads=False)
-    sums = rows.aggregate(
-        [("value", "min"), ("value", "approximate_median"), ("value", "max"), ("value", "count")]
+def _hosts(view: View) -> dict[str, Mapping[str, Any]]:
+    """Machines by host name."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for trial in view.trials:
+        found |= _json(trial.hardware_json).get("machines") or {}
+    return found
+
+
+def _machines(view: View) -> list[Table]:
+    rows = [
+        (
+            *(host, m.get("cpu"), m.get("cores"), m.get("memory_gib"), _gpus(m.get("gpus") or [])),
+            *[", ".join(m.get(name) or []) or "none" for name in ("ib", "efa", "interfaces")],
+        )
+        for host, m in _hosts(view).items()
+    ]
+    return [text_table("Machines", _COLUMNS, rows)] if rows else []
+
+
+def _gpus(found: Iterable[Mapping[str, Any]]) -> str:
+    counts = Counter(f"{g.get('name')} ({g.get('memory_mib', 0) / 1024:.0f} GiB)" for g in found)
+    return ", ".join(f"{count} x {name}" for name, count in counts.items()) or "none"
+
+
+def _placement(view: View) -> list[Table]:
+    """Where the ranks of each arm and EP size stood."""
+    rows = dict.fromkeys(
+        (trial.label, trial.ep, _placed(ranks))
+        for trial in view.trials
+        if (ranks := _json(trial.hardware_json).get("ranks"))
     )
+    return [text_table("Ranks", ("arm", "EP", "placed on"), list(rows))] if rows else []
+
+
+def _placed(ranks: Iterable[Mapping[str, Any]]) -> str:
+    """`node-a: 4 ranks (GPU 0 1 2 3); node-b: ...`."""
+    hosts: dict[str, list[Any]] = {}
+    for rank in ranks:
+        hosts.setdefault(str(rank.get("hostname")), []).append(rank.get("gpu_index"))
+    words = []
+    for host, gpus in hosts.items():
+        known = " ".join(str(gpu) for gpu in gpus if gpu is not None)
+        words.append(f"{host}: {len(gpus)} ranks" + (f" (GPU {known})" if known else ", no GPU"))
+    return "; ".join(words)
+
+
+def _versions(view: View) -> list[Table]:
+    """Versions, and hardware of no known form: each value with the arms that had it."""
+    facts = _Facts()
+    for trial in view.trials:
+        for name, value in _json(trial.versions_json).items():
+            facts.add(trial.label, name, value)
+        for name, value in _json(trial.hardware_json).items():
+            if name not in ("machines", "ranks"):
+                facts.add(trial.label, f"hardware {name}".strip(), value)
+    return facts.table("Versions", "name")
+
+
+def _env(view: View) -> list[Table]:
+    """Effective variables: each value with the arms that had it, all ranks in one line."""
+    facts = _Facts()
+    for trial in view.trials:
+        for rank in _json(trial.env_json).values():
+            for name, value in (rank if isinstance(rank, dict) else {}).items():
+                facts.add(trial.label, name, value)
+    return facts.table("Environment, all ranks together", "variable")
+
+
+class _Facts:
+    """Named values of each arm; an arm may have had several of one name."""
+
+    def __init__(self) -> None:
+        self._values: dict[tuple[str, str], dict[str, None]] = {}
+
+    def add(self, arm: str, name: str, value: object) -> None:
+        self._values.setdefault((name, arm), {})[str(value)] = None
+
+    def table(self, title: str, heading: str) -> list[Table]:
+        """One line for each name and value, with the arms that had it."""
+        arms: dict[tuple[str, str], list[str]] = {}
+        for (name, arm), values in self._values.items():
+            arms.setdefault((name, _listed(list(values))), []).append(arm)
+        everyone = {arm for _, arm in self._values}
+        rows = [
+            (*entry, "all" if set(seen) == everyone else ", ".join(seen))
+            for entry, seen in sorted(arms.items())
+        ]
+        return [text_table(title, (heading, "value", "arms"), rows)] if rows else []
+
+
+def _listed(values: list[str]) -> str:
+    more = len(values) - _MOST_VALUES
+    return ", ".join(values[:_MOST_VALUES]) + (f", and {more} more" if more > 0 else "")
+
+
+def _telemetry(view: View) -> list[Block]:
+    """Least, median and greatest of each reading, over the whole sweep."""
+    readings: dict[tuple[str, ...], list[float]] = {}
+    for _, row in view.rows("telemetry", ("node", "source", "name", "value")):
+        if row["value"] is not None:
+            key = (row["node"] or "", row["source"] or "", row["name"] or "")
+            readings.setdefault(key, []).append(row["value"])
     body = [
-        (row["node"], row["source"], row["name"], row["value_count"])
-        + tuple(f"{row[f'value_{end}']:g}" for end in ("min", "approximate_median", "max"))
-        for row in sums.to_pylist()
-        if row["value_count"]
+        (*key, len(values), *[f"{end:g}" for end in (min(values), median(values), max(values))])
+        for key, values in readings.items()
     ]
     columns = ("node", "source", "reading", "samples", "least", "median", "greatest")
-    return [text_table("Readings over the sweep", columns, body)]
+    return [text_table("Readings over the sweep", columns, body)] if body else []

@@ -8,7 +8,7 @@ from decimal import Decimal
 from sweeps import plausible
 from sweeps.published import claims, data, limits
 from sweeps.published.data import ARMS, AllToAllRow, ServingRow
-from sweeps.tablefmt import Metric, Section, Table, Value, side_by_side, text_table
+from sweeps.tablefmt import Block, Metric, Section, Table, Value, side_by_side, stacked, text_table
 
 LATENCY_METRICS = (
     Metric("ttft_p50_ms", "TTFT p50 ms", lower_is_better=True),
@@ -37,10 +37,10 @@ def sections() -> list[Section]:
     ]
 
 
-def serving_tables(rows: Sequence[ServingRow]) -> list[Table | str]:
+def serving_tables(rows: Sequence[ServingRow]) -> list[Block]:
     """Two tables for each shape: latencies and rate, then requests."""
-    blocks: list[Table | str] = [
-        "Marked: the best published value of a row. A blank was not published and competes with "
+    blocks: list[Block] = [
+        "Marked: the best published value of a cell. A blank was not published and competes with "
         "nothing. One value per arm and cell."
     ]
     for shape in dict.fromkeys(row.shape for row in rows):
@@ -57,8 +57,8 @@ def _serving_table(title: str, rows: Sequence[ServingRow], metrics: Sequence[Met
         values.update(
             {(row.arm, metric.key): _serving_value(row, metric.key) for metric in metrics}
         )
-    body = [(str(c), values) for c, values in sorted(by_concurrency.items())]
-    return side_by_side(title, "concurrency", ARMS, metrics, body)
+    body = [(f"c{c}", values) for c, values in sorted(by_concurrency.items())]
+    return stacked(title, ("cell", "arm"), ARMS, metrics, body)
 
 
 def _serving_value(row: ServingRow, key: str) -> Value:
@@ -71,9 +71,9 @@ def _serving_value(row: ServingRow, key: str) -> Value:
     return Value("") if number is None else Value(str(number), float(number))
 
 
-def all_to_all_tables(rows: Sequence[AllToAllRow]) -> list[Table | str]:
+def all_to_all_tables(rows: Sequence[AllToAllRow]) -> list[Block]:
     """One table for each workload: dispatch columns, then combine columns; rows are EP sizes."""
-    blocks: list[Table | str] = [
+    blocks: list[Block] = [
         "Marked: the lowest median of a row, for dispatch and combine apart. Blank: not measured. "
         "`author_rerun` was measured again by the author of the table, `upstream` is taken over "
         "from the table of the upstream project."
@@ -84,15 +84,18 @@ def all_to_all_tables(rows: Sequence[AllToAllRow]) -> list[Table | str]:
 
 
 def _all_to_all_table(rows: Sequence[AllToAllRow]) -> Table:
-    columns = dict.fromkeys(f"{r.backend} {r.transport}\n{r.provenance}" for r in rows)
+    columns = {_column(row): _column(row) for row in rows}
     phases = [Metric(p, p, lower_is_better=True) for p in dict.fromkeys(r.phase for r in rows)]
     by_ep: dict[int, dict[tuple[str, str], Value]] = {}
     for row in rows:
-        key = (f"{row.backend} {row.transport}\n{row.provenance}", row.phase)
-        by_ep.setdefault(row.ep_size, {})[key] = _all_to_all_value(row)
+        by_ep.setdefault(row.ep_size, {})[_column(row), row.phase] = _all_to_all_value(row)
     body = [(f"EP{ep}", values) for ep, values in sorted(by_ep.items(), reverse=True)]
     title = f"{rows[0].workload} ({rows[0].tokens} tokens)"
-    return side_by_side(title, "", list(columns), phases, body, metrics_outside=True)
+    return side_by_side(title, "", columns, phases, body)
+
+
+def _column(row: AllToAllRow) -> str:
+    return f"{row.backend} {row.transport}\n{row.provenance}"
 
 
 def _all_to_all_value(row: AllToAllRow) -> Value:

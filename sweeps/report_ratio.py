@@ -15,14 +15,16 @@ def ratio_table(
     metrics: Sequence[Metric],
     rows: Mapping[str, Mapping[str, Outcome[M]]],
     whole: Callable[[Outcome[M]], bool] = lambda _: True,
-) -> Section:
+) -> list[Section]:
     """The first of `arms` over each other one; marked where the first is the better one.
 
-    `whole` says whether an outcome may be judged (not when some of its requests failed).
+    Nothing where no cell has figures of two arms. `whole` says whether an outcome may be
+    judged (not when some of its requests failed).
     """
-    tables = [_against(arms[0], other, metrics, rows, whole) for other in arms[1:]]
-    repeats = {r.repeats for _, ratios in tables for r in ratios}
-    return Section(title, (_explain(arms[0], repeats), *[table for table, _ in tables]))
+    found = [_against(arms[0], other, metrics, rows, whole) for other in arms[1:]]
+    tables = [table for table, _ in found if table.rows]
+    repeats = {r.repeats for _, ratios in found for r in ratios}
+    return [Section(title, (_explain(arms[0], repeats), *tables))] if tables else []
 
 
 def _against(
@@ -41,9 +43,16 @@ def _against(
         found += [r for r in ratios if r is not None]
         fair = whole(outcomes[first]) and whole(outcomes[other])
         cells = [_cell(r, m, fair) for r, m in zip(ratios, metrics, strict=True)]
-        body.append((Cell(label), *cells))
+        if any(cell.text for cell in cells):
+            body.append((Cell(label), *cells))
     headings = ("cell", *[metric.heading for metric in metrics])
-    return Table(f"{first} / {other}", headings, tuple(body)), found
+    kept = [i for i in range(len(headings)) if any(row[i].text for row in body)]
+    table = Table(
+        f"{first} / {other}",
+        tuple(headings[i] for i in kept),
+        tuple(tuple(row[i] for i in kept) for row in body),
+    )
+    return table, found
 
 
 def _ratio(a: Outcome[M], b: Outcome[M], metric: Metric) -> Ratio | None:
@@ -59,20 +68,20 @@ def _cell(ratio: Ratio | None, metric: Metric, whole: bool) -> Cell:
 
 
 def ratio_text(ratio: Ratio) -> str:
-    """`0.81`, or with repeats `0.81 (0.79-0.84, excludes 1)`."""
+    """`0.81`, or with repeats `0.81 (0.79-0.84) ≠ 1` where the interval excludes 1."""
     if ratio.low is None or ratio.high is None:
         return f"{ratio.value:.2f}"
-    excludes = ", excludes 1" if ratio.excludes_one else ""
-    return f"{ratio.value:.2f} ({ratio.low:.2f}-{ratio.high:.2f}{excludes})"
+    excludes = " ≠ 1" if ratio.excludes_one else ""
+    return f"{ratio.value:.2f} ({ratio.low:.2f}-{ratio.high:.2f}){excludes}"
 
 
 def _explain(first: str, repeats: set[int]) -> str:
     text = f"{first} divided by the other arm. Marked: {first} is the better one."
     if not repeats or max(repeats) == 1:
-        return f"{text} One run: there is no interval, and no difference is shown to be real."
+        return f"{text} One run: no difference is shown to be real."
     text += (
-        " The median of the ratios of paired repeats; in brackets its bootstrap 95 % interval, "
-        "and whether that excludes 1."
+        " The median of the ratios of paired repeats; in brackets its bootstrap 95 % interval; "
+        "≠ 1 where that excludes 1."
     )
     fewest = min(repeats - {1})
     if coverage_limit(fewest) < 0.95:

@@ -1,15 +1,17 @@
-"""Serving tables of a sweep: arms side by side, and ratios of the first arm to the others."""
+"""Serving tables of a sweep: a line for each cell and arm; ratios of the first arm to others."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sweeps.metrics import CellMetrics
+from serving.load.metrics import CellMetrics
+from sweeps.admission import equal_batch_remark
 from sweeps.report_ratio import ratio_table
 from sweeps.results import Outcome, labels
-from sweeps.tablefmt import Metric, Section, Table, Value, side_by_side
+from sweeps.tablefmt import Block, Metric, Section, Table, Value, stacked
 from sweeps.view import ServingGrid, ServingKey, View
 
+_REQUESTS = Metric("requests", "ok/total")
 LATENCY = (
     Metric("ttft_p50_ms", "TTFT p50 ms", lower_is_better=True),
     Metric("ttft_p95_ms", "TTFT p95 ms", lower_is_better=True),
@@ -18,7 +20,6 @@ LATENCY = (
     Metric("output_tokens_per_s", "tok/s", lower_is_better=False),
 )
 _MORE = (
-    Metric("requests", "ok/total"),
     Metric("prompt_tokens", "prompt tokens"),
     Metric("requests_per_s", "requests/s", lower_is_better=False),
     Metric("steady_tokens_per_s", "steady tok/s", lower_is_better=False),
@@ -27,11 +28,8 @@ _MORE = (
     Metric("itl_p99_ms", "ITL p99 ms", lower_is_better=True),
     Metric("e2e_p50_ms", "latency p50 ms", lower_is_better=True),
 )
-_EQUAL_BATCH = (
-    "Each engine admits at most its own `max_num_seqs`: one engine (wide TP) and several (External "
-    "DP) differ in admission as well as in layout once the concurrency passes the smaller limit. "
-    "Only an arm with an equal total batch tells the two apart."
-)
+
+Cells = Sequence[tuple[ServingKey, dict[str, Outcome[CellMetrics]]]]
 
 
 def sections(view: View) -> list[Section]:
@@ -40,29 +38,39 @@ def sections(view: View) -> list[Section]:
     if not grid:
         return []
     arms = labels(view.of("serving"))
-    shapes = list(dict.fromkeys(shape for shape, _ in grid))
-    blocks: list[Table | str] = [_runs_sentence(grid)]
-    for shape in shapes:
-        blocks.append(_table(f"{shape} tokens", grid, shape, arms, LATENCY))
-        blocks.append(_table(f"{shape} tokens, requests and more", grid, shape, arms, _MORE))
-    if len({(t.tp, t.dp) for t in view.of("serving")}) > 1:
-        blocks.append(_EQUAL_BATCH)
-    found = [Section("Serving", tuple(blocks))]
-    if len(arms) > 1:
-        rows = {f"{shape} c{c}": outcomes for (shape, c), outcomes in sorted_cells(grid)}
-        found.append(ratio_table("Serving ratios", arms, LATENCY, rows, _whole))
-    return found
+    blocks: list[Block] = [_sentence(grid), *equal_batch_remark(view.of("serving"))]
+    for shape in dict.fromkeys(shape for shape, _ in grid):
+        cells = [cell for cell in sorted_cells(grid) if cell[0][0] == shape]
+        blocks.append(_table(f"{shape} tokens", cells, arms, (_REQUESTS, *LATENCY)))
+        blocks.append(_table(f"{shape} tokens, more", cells, arms, _MORE))
+    return [Section("Serving", tuple(blocks)), *_ratios(view)]
 
 
-def sorted_cells(grid: ServingGrid) -> list[tuple[ServingKey, dict[str, Outcome[CellMetrics]]]]:
+def brief(view: View) -> list[Section]:
+    """The columns of the published tables, all shapes in one table; and the ratios."""
+    if not view.serving:
+        return []
+    arms, cells = labels(view.of("serving")), sorted_cells(view.serving)
+    table = _table("", cells, arms, (_REQUESTS, *LATENCY), with_shape=True)
+    remark = equal_batch_remark(view.of("serving"))
+    return [Section("Serving", (_sentence(view.serving), *remark, table)), *_ratios(view)]
+
+
+def _ratios(view: View) -> list[Section]:
+    arms = labels(view.of("serving"))
+    rows = {f"{shape} c{c}": outcomes for (shape, c), outcomes in sorted_cells(view.serving)}
+    return ratio_table("Serving ratios", arms, LATENCY, rows, _whole)
+
+
+def sorted_cells(grid: ServingGrid) -> Cells:
     """Cells by shape in the order of the sweep, then by concurrency."""
     shapes = list(dict.fromkeys(shape for shape, _ in grid))
     return sorted(grid.items(), key=lambda item: (shapes.index(item[0][0]), item[0][1]))
 
 
-def _runs_sentence(grid: ServingGrid) -> str:
+def _sentence(grid: ServingGrid) -> str:
     repeats = {len(o.metrics) for outcomes in grid.values() for o in outcomes.values()} - {0}
-    marked = "Marked: the better value of a row; an arm with failed requests does not compete."
+    marked = "Marked: the better value of a cell; an arm with failed requests does not compete."
     if not repeats or max(repeats) == 1:
         return f"One run of each cell. {marked}"
     shown = f"{min(repeats)} to {max(repeats)}" if len(repeats) > 1 else f"{max(repeats)}"
@@ -70,19 +78,33 @@ def _runs_sentence(grid: ServingGrid) -> str:
 
 
 def _table(
-    title: str, grid: ServingGrid, shape: str, arms: Sequence[str], metrics: Sequence[Metric]
+    title: str,
+    cells: Cells,
+    arms: Sequence[str],
+    metrics: Sequence[Metric],
+    *,
+    with_shape: bool = False,
 ) -> Table:
     rows = [
-        (str(c), {(arm, m.key): _value(o, m) for arm, o in outcomes.items() for m in metrics})
-        for (at, c), outcomes in sorted_cells(grid)
-        if at == shape
+        (
+            f"{shape} c{c}" if with_shape else f"c{c}",
+            {key: value for arm, o in outcomes.items() for key, value in _values(arm, o, metrics)},
+        )
+        for (shape, c), outcomes in cells
     ]
-    return side_by_side(title, "concurrency", arms, metrics, rows)
+    return stacked(title, ("cell", "arm"), arms, metrics, rows)
+
+
+def _values(
+    arm: str, outcome: Outcome[CellMetrics], metrics: Sequence[Metric]
+) -> list[tuple[tuple[str, str], Value]]:
+    """Values of a line; of a cell that ended badly only how, once."""
+    if outcome.status:
+        return [((arm, metrics[0].key), Value(outcome.status))]
+    return [((arm, metric.key), _value(outcome, metric)) for metric in metrics]
 
 
 def _value(outcome: Outcome[CellMetrics], metric: Metric) -> Value:
-    if outcome.status:
-        return Value(outcome.status)
     ok, total = request_counts(outcome)
     if metric.key == "requests":
         return Value(f"{ok}/{total}")
@@ -91,7 +113,9 @@ def _value(outcome: Outcome[CellMetrics], metric: Metric) -> Value:
     number = outcome.median(metric.key)
     if number is None:
         return Value("")
-    return Value(f"{number:.3f}", number if _whole(outcome) else None)
+    # No time between tokens is none that was measured: their chunks shared a read.
+    fair = _whole(outcome) and number > 0
+    return Value(f"{number:.3f}", number if fair else None)
 
 
 def request_counts(outcome: Outcome[CellMetrics]) -> tuple[int, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Generic, TypeVar
@@ -53,6 +52,7 @@ class Trial:
     dp: int | None
     versions_json: str | None
     hardware_json: str | None
+    env_json: str | None
 
     @property
     def label(self) -> str:
@@ -143,15 +143,5 @@ def doubles(found: Sequence[Trial], key: Callable[[Trial], Hashable]) -> list[tu
 
 
 def labels(found: Sequence[Trial]) -> list[str]:
-    """Arms in the order of their first trial, the experiment's own arm first."""
-    order = list(dict.fromkeys(t.label for t in found))
-    own = {t.label for t in found if t.arm == _own_arm(t)}
-    return sorted(order, key=lambda label: label not in own)
-
-
-def _own_arm(trial: Trial) -> str | None:
-    """Name of the experiment's `arm` or `backend`, as its config says."""
-    config = json.loads(trial.config_json or "{}")
-    section = config.get("backend" if trial.measure == "a2a" else "arm") or {}
-    name = section.get("name") if isinstance(section, dict) else None
-    return trial.backend if name == "auto" and trial.measure == "a2a" else name
+    """Arms in the order of their first trial: an experiment's own arm is planned first."""
+    return list(dict.fromkeys(t.label for t in found))

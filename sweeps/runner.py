@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import time
+import traceback
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from ep_ray.config.schema import ArmKind, Config, DeviceKind
+from ep_ray.config.schema import ArmKind, Config, DeviceKind, RouterPolicy
+from ep_ray.interrupt import uninterrupted
 from ep_ray.observer import Observer
 from ep_ray.telemetry import tags
 from ep_ray.watchdog import TrialError
@@ -49,7 +52,10 @@ class Runner:
                 self._progress.begin(trial.trial_id)
                 self._record(trial, host)
         finally:
-            host.close()
+            with uninterrupted():
+                left = host.close()
+            if left:
+                print(f"ep-ray: left behind: {'; '.join(left)}", file=sys.stderr)
 
     def _host(self, trials: Sequence[Trial]) -> Any:
         first = trials[0]
@@ -58,14 +64,15 @@ class Runner:
             label = self._store.sweep_id
             return A2aHost(self._config, self._device, most, label, self._observer)
         assert isinstance(first, ServingTrial)
-        make_host = partial(self._serving_host, first)
+        routers = {t.router for t in trials if isinstance(t, ServingTrial)}
+        make_host = partial(self._serving_host, first, routers)
         return Block(self._config, self._device, self._observer, make_host)
 
-    def _serving_host(self, first: ServingTrial) -> Host:
+    def _serving_host(self, first: ServingTrial, routers: set[RouterPolicy]) -> Host:
         if first.layout.kind is ArmKind.attached:
             return AttachedHost(self._config, first)
         model = resolve(self._config.model, MODEL_CACHE)
-        return ArmHost(self._config, first, model, self._device, self._store.folder)
+        return ArmHost(self._config, first, routers, model, self._device, self._store.folder)
 
     def _record(self, trial: Trial, host: Any) -> None:
         started_ns = time.time_ns()
@@ -73,6 +80,8 @@ class Runner:
             outcome: Outcome = host.run(trial)
         except TrialError as error:
             outcome = Outcome(status=error.status, error=error.reason)
+        except Exception:  # a fault of ours; the other trials may still tell something
+            outcome = Outcome(status="failed", error=traceback.format_exc())
         readings = self._observer.take()
         outcome.rows["telemetry"] = [vars(reading) for reading in readings]
         outcome.facts["tags"] = "; ".join(tags(readings)) or None

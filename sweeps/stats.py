@@ -1,7 +1,4 @@
-"""Statistics of samples and of repeats: pure functions over numbers.
-
-The definitions are the project's own and are printed with every report.
-"""
+"""Statistics of repeats: pure functions over numbers."""
 
 from __future__ import annotations
 
@@ -17,44 +14,9 @@ Numbers = Sequence[float] | Sequence[int] | npt.NDArray[np.int64] | npt.NDArray[
 _RESAMPLES = 10_000
 
 
-def percentile(values: Numbers, q: float) -> float | None:
-    """The q-th percentile (0 to 100) with linear interpolation; None without values."""
-    if len(values) == 0:
-        return None
-    return float(np.percentile(np.asarray(values, dtype=np.float64), q))
-
-
 def median(values: Numbers) -> float | None:
     """The median; None without values."""
-    return percentile(values, 50)
-
-
-def headline(
-    rank: npt.NDArray[np.int64],
-    iteration: npt.NDArray[np.int64],
-    duration_ns: npt.NDArray[np.int64],
-) -> float | None:
-    """Maximum over ranks of each iteration, then the median over iterations, in ns.
-
-    Args are parallel arrays of one operation's measured samples, in any order.
-
-    Raises:
-        ValueError: An iteration lacks a rank, or a rank timed one twice.
-    """
-    if len(duration_ns) == 0:
-        return None
-    ranks, row = np.unique(rank, return_inverse=True)
-    iterations, column = np.unique(iteration, return_inverse=True)
-    counts = np.zeros((len(ranks), len(iterations)), dtype=np.int64)
-    np.add.at(counts, (row, column), 1)
-    if (counts != 1).any():
-        r, i = np.argwhere(counts != 1)[0]
-        raise ValueError(
-            f"iteration {iterations[i]} has {counts[r, i]} samples of rank {ranks[r]}, wanted one"
-        )
-    grid = np.zeros(counts.shape, dtype=np.int64)
-    grid[row, column] = duration_ns
-    return float(np.median(grid.max(axis=0)))
+    return float(np.median(values)) if len(values) else None
 
 
 @dataclass(frozen=True)

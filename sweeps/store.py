@@ -9,12 +9,12 @@ because rows are told apart by (trial_id, attempt).
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
+import shutil
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,6 +23,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ep_ray.config.errors import ConfigError
+from ep_ray.interrupt import uninterrupted
+from sweeps.folder import no_folder, occupy, replacing, sync_folder, writing
 from sweeps.tables import SCHEMA_VERSION, TABLES
 
 # Rows of a table without the key: dicts, or an Arrow table where there are many.
@@ -42,17 +44,24 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.sweep_id = folder.name
-        self._lock = _lock(folder)
+        self._lock = occupy(folder)
         self._segment = f"{time.time_ns()}-{os.getpid()}"
         self._writers: dict[str, tuple[IO[bytes], Any]] = {}
+        self._unsynced: set[IO[bytes]] = set()
         self._attempts: dict[str, list[str]] = defaultdict(list)
+        # Rows of an attempt that a crash cut off go now: the next attempt takes its number.
+        self.finalise()
         trials = read_all(folder)["trials"].select(["trial_id", "status"]).to_pylist()
         for row in trials:
             self._attempts[row["trial_id"]].append(row["status"])
 
     @classmethod
     def create(cls, root: Path, name: str) -> Store:
-        """Makes a new folder `root/name-DATE-TIME`."""
+        """Makes a new folder `root/name-DATE-TIME`.
+
+        Raises:
+            ConfigError: It cannot be made, or takes no data.
+        """
         stamp = time.strftime("%Y%m%d-%H%M%S")
         for suffix in ["", *(f"-{n}" for n in range(1, 1000))]:
             folder = root / f"{name}-{stamp}{suffix}"
@@ -60,21 +69,34 @@ class Store:
                 folder.mkdir(parents=True)
             except FileExistsError:
                 continue
-            return cls(folder.resolve())
-        raise ConfigError(f"cannot make a results folder in {root}: results=FOLDER elsewhere")
+            except OSError as error:
+                raise ConfigError(no_folder(root, error.strerror or str(error))) from error
+            try:
+                return cls(folder.resolve())
+            except ConfigError:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+        raise ConfigError(no_folder(root, "there are 1,000 of this second already"))
 
     @classmethod
     def open(cls, folder: Path) -> Store:
         """Opens the folder of an earlier sweep, to resume it.
 
         Raises:
-            ConfigError: No such folder, no sweep in it, or another process writes there.
+            ConfigError: No such folder, no sweep in it, one of another schema version, it takes
+                no data, or another process writes there.
         """
         if not (folder / _MANIFEST).is_file():
             near = sorted(p.parent.name for p in folder.parent.glob(f"*/{_MANIFEST}"))[-3:]
             raise ConfigError(
                 f"resume={folder}: no sweep there"
                 + (f"; in {folder.parent} there are {', '.join(near)}" if near else "")
+            )
+        found = json.loads((folder / _MANIFEST).read_text()).get("schema_version")
+        if found != SCHEMA_VERSION:
+            raise ConfigError(
+                f"resume={folder}: its tables have schema version {found}, this ep-ray writes "
+                f"{SCHEMA_VERSION}; resume with the ep-ray that began it, or start anew"
             )
         return cls(folder.resolve())
 
@@ -89,7 +111,8 @@ class Store:
         """Notes what is planned, so that a resumed sweep can tell whether it fits."""
         ids = sorted(self.plan_ids() | set(trial_ids))
         body = {"schema_version": SCHEMA_VERSION, "experiment": experiment, "trial_ids": ids}
-        _replace(self.folder / _MANIFEST, (json.dumps(body, indent=1) + "\n").encode())
+        with writing(self.folder), replacing(self.folder / _MANIFEST) as temporary:
+            temporary.write_text(json.dumps(body, indent=1) + "\n")
 
     def is_done(self, trial_id: str) -> bool:
         """Whether an attempt of the trial succeeded."""
@@ -105,25 +128,36 @@ class Store:
         Args:
             trial: Columns of the `trials` table without `attempt` and `sweep_id`.
             rows: Rows of the other tables without `trial_id` and `attempt`.
+
+        Raises:
+            SweepError: They cannot be written, for example because the disk is full.
         """
+        with uninterrupted(), writing(self.folder):
+            self._append(trial, rows)
+
+    def _append(self, trial: Mapping[str, Any], rows: Rows) -> None:
         trial_id = trial["trial_id"]
         key = {"trial_id": trial_id, "attempt": len(self._attempts[trial_id]) + 1}
-        for name, entries in rows.items():
-            self._write(name, entries, key)
-        self._write("trials", [{**trial, "sweep_id": self.sweep_id}], key)
+        commit = _with_key([{**trial, "sweep_id": self.sweep_id}], key, "trials")
+        tables = {name: _with_key(entries, key, name) for name, entries in rows.items()}
+        for name, table in tables.items():
+            self._write(name, table)
+        self._sync()  # the commit mark must not reach the disk before what it stands for
+        self._write("trials", commit)
+        self._sync()
         self._attempts[trial_id].append(trial["status"])
 
-    def _write(
-        self, name: str, entries: Sequence[Mapping[str, Any]] | pa.Table, key: Mapping[str, Any]
-    ) -> None:
-        if not len(entries):
+    def _write(self, name: str, table: pa.Table) -> None:
+        if not table.num_rows:
             return
         file, writer = self._writer(name, TABLES[name])
-        writer.write_table(_with_key(entries, key, name))
+        writer.write_table(table)
         file.flush()
-        if name == "trials":
-            for stream, _ in self._writers.values():
-                os.fsync(stream.fileno())
+        self._unsynced.add(file)
+
+    def _sync(self) -> None:
+        while self._unsynced:
+            os.fsync(self._unsynced.pop().fileno())
 
     def _writer(self, name: str, schema: pa.Schema) -> tuple[IO[bytes], Any]:
         if name not in self._writers:
@@ -134,36 +168,55 @@ class Store:
         return self._writers[name]
 
     def finalise(self) -> None:
-        """Writes the Parquet files and removes the streams they came from."""
+        """Writes the Parquet files and removes the streams they came from.
+
+        Raises:
+            SweepError: They cannot be written; the streams stay, and `resume` reads them.
+        """
+        streams = list((self.folder / _STREAMS).glob("*.arrows"))
+        if not streams and all((self.folder / f"{name}.parquet").is_file() for name in TABLES):
+            return
+        with uninterrupted(), writing(self.folder):
+            self._finalise(streams)
+
+    def _finalise(self, streams: Sequence[Path]) -> None:
         for file, writer in self._writers.values():
             writer.close()
             file.close()
         self._writers.clear()
         for name, table in read_all(self.folder).items():
             _write_parquet(self.folder / f"{name}.parquet", table)
-        for stream in (self.folder / _STREAMS).glob("*.arrows"):
+        sync_folder(self.folder)  # the new names must be on the disk before the streams leave it
+        for stream in streams:
             stream.unlink()
         if (self.folder / _STREAMS).is_dir():
             (self.folder / _STREAMS).rmdir()
 
     def close(self) -> None:
         """Finalises and gives the folder free."""
-        self.finalise()
-        self._lock.close()
+        try:
+            self.finalise()
+        finally:
+            self._lock.close()
 
 
 def _with_key(
     entries: Sequence[Mapping[str, Any]] | pa.Table, key: Mapping[str, Any], name: str
 ) -> pa.Table:
     schema = TABLES[name]
-    if not isinstance(entries, pa.Table):
-        unknown = {column for entry in entries for column in entry} - set(schema.names)
-        if unknown:
-            raise ValueError(f"table {name} has no columns {sorted(unknown)}")
-        return pa.Table.from_pylist([{**entry, **key} for entry in entries], schema=schema)
-    for column, value in key.items():
-        entries = entries.append_column(column, pa.repeat(pa.scalar(value), len(entries)))
-    return entries.select(schema.names).cast(schema)
+    if isinstance(entries, pa.Table):
+        _refuse_unknown(name, entries.schema.names)
+        for column, value in key.items():
+            entries = entries.append_column(column, pa.repeat(pa.scalar(value), len(entries)))
+        return entries.select(schema.names).cast(schema)
+    _refuse_unknown(name, (column for entry in entries for column in entry))
+    return pa.Table.from_pylist([{**entry, **key} for entry in entries], schema=schema)
+
+
+def _refuse_unknown(name: str, columns: Iterable[str]) -> None:
+    unknown = set(columns) - set(TABLES[name].names)
+    if unknown:
+        raise ValueError(f"table {name} has no columns {sorted(unknown)}")
 
 
 def read_all(folder: Path) -> dict[str, pa.Table]:
@@ -172,9 +225,9 @@ def read_all(folder: Path) -> dict[str, pa.Table]:
     Rows of trials that never got their row in `trials` are left out.
     """
     tables = {name: _read(folder, name) for name in TABLES}
-    committed = set(_keys(tables["trials"]))
+    committed = _attempts(tables["trials"])
     return {
-        name: table if name == "trials" else _filter(table, lambda key: key in committed)
+        name: table if name == "trials" else table.filter(_among(table, committed))
         for name, table in tables.items()
     }
 
@@ -184,8 +237,8 @@ def _read(folder: Path, name: str) -> pa.Table:
     parquet = folder / f"{name}.parquet"
     table = pq.read_table(parquet).cast(schema) if parquet.is_file() else schema.empty_table()
     for stream in sorted((folder / _STREAMS).glob(f"{name}-[0-9]*.arrows")):
-        known = set(_keys(table))
-        fresh = _filter(_read_stream(stream, schema), lambda key, known=known: key not in known)
+        found = _read_stream(stream, schema)
+        fresh = found.filter(pc.invert(_among(found, _attempts(table))))
         table = pa.concat_tables([table, fresh])
     return table
 
@@ -201,55 +254,28 @@ def _read_stream(path: Path, schema: pa.Schema) -> pa.Table:
     return pa.Table.from_batches(batches, schema=schema)
 
 
-def _keys(table: pa.Table) -> list[tuple[str, int]]:
-    ids, attempts = table["trial_id"].to_pylist(), table["attempt"].to_pylist()
-    return list(zip(ids, attempts, strict=True))
+def _among(table: pa.Table, attempts: pa.Array) -> pa.ChunkedArray:
+    """For each row, whether it belongs to one of `attempts`."""
+    return pc.is_in(_keys(table), value_set=attempts)
 
 
-def _filter(table: pa.Table, keep: Any) -> pa.Table:
-    if table.num_rows == 0:
-        return table
-    keys = _keys(table)
-    verdict = {key: bool(keep(key)) for key in set(keys)}
-    if all(verdict.values()):
-        return table
-    return table.filter(pc.equal(pa.array([verdict[key] for key in keys]), True))
+def _attempts(table: pa.Table) -> pa.Array:
+    return pc.unique(_keys(table))
+
+
+def _keys(table: pa.Table) -> pa.ChunkedArray:
+    attempts = pc.cast(table["attempt"], pa.string())
+    return pc.binary_join_element_wise(table["trial_id"], attempts, "\n")
 
 
 def _write_parquet(path: Path, table: pa.Table) -> None:
     integers = [f.name for f in table.schema if pa.types.is_int64(f.type)]
     strings = [f.name for f in table.schema if pa.types.is_string(f.type)]
-    temporary = path.with_suffix(f".tmp-{os.getpid()}")
-    pq.write_table(
-        table,
-        temporary,
-        compression="zstd",
-        use_dictionary=strings,
-        column_encoding=dict.fromkeys(integers, "DELTA_BINARY_PACKED"),
-    )
-    _sync(temporary)
-    os.replace(temporary, path)
-
-
-def _replace(path: Path, content: bytes) -> None:
-    temporary = path.with_suffix(f".tmp-{os.getpid()}")
-    temporary.write_bytes(content)
-    _sync(temporary)
-    os.replace(temporary, path)
-
-
-def _sync(path: Path) -> None:
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-
-
-def _lock(folder: Path) -> IO[str]:
-    lock = open(folder / ".lock", "w")  # noqa: SIM115
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.close()
-        raise ConfigError(
-            f"another sweep is writing to {folder}: wait for it, or choose results=FOLDER"
-        ) from None
-    return lock
+    with replacing(path) as temporary:
+        pq.write_table(
+            table,
+            temporary,
+            compression="zstd",
+            use_dictionary=strings,
+            column_encoding=dict.fromkeys(integers, "DELTA_BINARY_PACKED"),
+        )

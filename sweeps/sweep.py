@@ -38,6 +38,7 @@ class Sweep:
         self._machines = self._look_around(first)
         plans = [self._plan(point) for point in points]
         self._store: Store | None = None
+        self._finished = self._plan_only
         if self._plan_only:
             return
         for point, trials in zip(points, plans, strict=True):
@@ -57,10 +58,12 @@ class Sweep:
         return plan(config, resolve_device(config, self._machines))
 
     def _open_store(self, first: Config, plans: Sequence[list[Trial]]) -> Store:
-        if first.resume is None:
-            return Store.create(Path(first.results), first.name)
-        store = Store.open(Path(first.resume))
         planned = {trial.trial_id for trials in plans for trial in trials}
+        if first.resume is None:
+            store = Store.create(Path(first.results), first.name)
+            store.add_plan(first.name, sorted(planned))
+            return store
+        store = Store.open(Path(first.resume))
         known = store.plan_ids()
         if known and not planned & known:
             store.close()
@@ -84,7 +87,7 @@ class Sweep:
         self._session.start()
         self._announce(config, len(todo), len(trials))
         with Runner(config, device, self._store, len(todo)) as runner:
-            for _, block in groupby(todo, key=_block):
+            for _, block in groupby(todo, key=lambda trial: trial.block):
                 runner.run_block(list(block))
 
     def _announce(self, config: Config, todo: int, total: int) -> None:
@@ -103,27 +106,23 @@ class Sweep:
         statuses = self._store.statuses()
         if statuses:
             _print_report(self._store.folder)
-        planned = self._store.plan_ids()
-        bad = {trial: status for trial, status in statuses.items() if status != "ok"}
-        missing = planned - set(statuses)
+        self._finished = True
+        bad = sum(status != "ok" for status in statuses.values())
+        missing = len(self._store.plan_ids() - set(statuses))
         if bad or missing:
-            print(
-                f"\nep-ray: {len(bad)} trials failed, {len(missing)} did not run; "
-                f"again with resume={self._store.folder}",
-                file=sys.stderr,
-            )
+            _advise(f"{bad} trials failed, {missing} did not run", self._store.folder)
         return not bad and not missing
 
     def close(self) -> None:
-        """Leaves Ray and the results folder."""
-        self._session.close()
-        if self._store is not None:
-            self._store.close()
-
-
-def _block(trial: Trial) -> tuple[str, str, int]:
-    """Trials with the same key share actors or engines."""
-    return trial.measure, trial.arm if trial.measure == "serving" else "", trial.repeat
+        """Leaves the results folder and Ray; says how to go on if the sweep was cut short."""
+        try:
+            if self._store is not None:
+                self._store.close()
+        finally:
+            self._session.close()
+        if self._store is not None and not self._finished:
+            ended, planned = len(self._store.statuses()), len(self._store.plan_ids())
+            _advise(f"cut short: {ended} of {planned} trials ended", self._store.folder)
 
 
 def _refuse_mixed(first: Config, other: Config) -> None:
@@ -136,11 +135,20 @@ def _refuse_mixed(first: Config, other: Config) -> None:
 
 
 def _print_report(folder: Path) -> None:
-    from sweeps.report import of_results
-    from sweeps.tablefmt import markdown, print_report
+    from sweeps.render_markdown import markdown
+    from sweeps.render_text import print_report
+    from sweeps.report import footer, of_results
 
-    title, sections = of_results(str(folder), None)
-    print_report(title, sections, sys.stdout)
+    report = of_results(folder)
+    print_report(report.title, report.brief, sys.stdout)
     target = folder / "report.md"
-    target.write_text(markdown(title, sections), encoding="utf-8")
-    print(f"\nResults: {folder}\nReport:  {target}\nAgain:   python -m ep_ray.report {folder}")
+    target.write_text(markdown(report.title, report.full), encoding="utf-8")
+    print(footer(folder, target))
+
+
+def _advise(what: str, folder: Path) -> None:
+    print(
+        f"\nep-ray: {what}; again with the same command and resume={folder}\n"
+        f"        what there is: python -m ep_ray.report {folder}",
+        file=sys.stderr,
+    )

@@ -8,8 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from serving.load.metrics import CellMetrics, cell_metrics
+from serving.load.records import RequestRecord
 from sweeps.a2a_metrics import A2aMetrics, a2a_metrics
-from sweeps.metrics import CellMetrics, cell_metrics
 from sweeps.results import Grid, Trial, arrange, by_trial, trials
 
 ServingKey = tuple[str, int]  # shape, concurrency
@@ -17,19 +18,7 @@ ServingGrid = Grid[ServingKey, CellMetrics]
 A2aKey = tuple[str, int]  # everything else that distinguishes two cells, in words; EP size
 A2aGrid = Grid[A2aKey, A2aMetrics]
 
-
-@dataclass(frozen=True)
-class Request:
-    """One row of the `requests` table, as far as metrics read it."""
-
-    role: str
-    state: str
-    prompt_tokens: int | None
-    completion_tokens: int | None
-    sent_ns: int | None
-    end_ns: int
-    chunk_ns: list[int]
-    chunk_tokens: list[int]
+_REQUEST_COLUMNS = [f.name for f in fields(RequestRecord)]
 
 
 @dataclass(frozen=True)
@@ -44,6 +33,11 @@ class View:
     def of(self, measure: str) -> list[Trial]:
         """The trials that measured `a2a` or `serving`."""
         return [trial for trial in self.trials if trial.measure == measure]
+
+    def place(self, trial: Trial) -> tuple[str, str]:
+        """Arm and cell of a trial, in words; with its repeat where cells were repeated."""
+        repeated = any(other.repeat for other in self.trials)
+        return trial.label, f"{trial.cell}, repeat {trial.repeat}" if repeated else trial.cell
 
     def rows(
         self, table: str, columns: tuple[str, ...] = ()
@@ -84,20 +78,23 @@ def a2a_key(trial: Trial) -> A2aKey:
     return load, trial.ep or 0
 
 
+def request_record(row: Mapping[str, Any]) -> RequestRecord:
+    """The record behind a row of the `requests` table; a null list is an empty one."""
+    values = {name: row[name] for name in _REQUEST_COLUMNS}
+    lists = {name: tuple(row[name] or ()) for name in ("chunk_ns", "chunk_tokens")}
+    return RequestRecord(**{**values, **lists})
+
+
 def _serving_metrics(tables: Mapping[str, pa.Table], found: list[Trial]) -> dict[str, CellMetrics]:
     """Metrics of every serving trial that has requests and a cell row, by trial id."""
     cells = by_trial(tables["cells"], ["wall_ns"])
-    requests = by_trial(tables["requests"], [f.name for f in fields(Request)])
+    requests = by_trial(tables["requests"], _REQUEST_COLUMNS)
     return {
         trial.trial_id: cell_metrics(
-            [Request(**_without_nulls(row)) for row in requests[trial.trial_id]],
+            [request_record(row) for row in requests[trial.trial_id]],
             cells[trial.trial_id][0]["wall_ns"],
             trial.concurrency or 1,
         )
         for trial in found
         if trial.trial_id in cells and trial.trial_id in requests
     }
-
-
-def _without_nulls(row: dict[str, Any]) -> dict[str, Any]:
-    return {**row, "chunk_ns": row["chunk_ns"] or [], "chunk_tokens": row["chunk_tokens"] or []}

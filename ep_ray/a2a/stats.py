@@ -74,19 +74,32 @@ def slowest_rank_ns(samples: Samples, op: str) -> NDArray[np.int64]:
     """For each measured iteration the largest duration over ranks.
 
     Raises:
-        ValueError: Ranks do not have the same iterations, or there are none.
+        ValueError: An iteration lacks a rank or has it twice, or there is no sample.
     """
     chosen = samples.of(op)
-    ranks, iterations = np.unique(chosen.rank), np.unique(chosen.iteration)
-    if not len(chosen) or len(chosen) != len(ranks) * len(iterations):
-        raise ValueError(
-            f"{op}: {len(chosen)} measured samples are not {len(ranks)} ranks x"
-            f" {len(iterations)} iterations; a rank's samples are missing"
-        )
-    order = np.lexsort((chosen.rank, chosen.iteration))
-    table = chosen.duration_ns[order].reshape(len(iterations), len(ranks))
-    slowest: NDArray[np.int64] = table.max(axis=1)
+    ranks, row = np.unique(chosen.rank, return_inverse=True)
+    iterations, column = np.unique(chosen.iteration, return_inverse=True)
+    counts = np.zeros((len(ranks), len(iterations)), np.int64)
+    np.add.at(counts, (row, column), 1)
+    if not len(chosen) or (counts != 1).any():
+        raise ValueError(_not_a_grid(op, ranks, iterations, counts))
+    grid = np.empty(counts.shape, np.int64)
+    grid[row, column] = chosen.duration_ns
+    slowest: NDArray[np.int64] = grid.max(axis=0)
     return slowest
+
+
+def _not_a_grid(
+    op: str, ranks: NDArray[np.int32], iterations: NDArray[np.int32], counts: NDArray[np.int64]
+) -> str:
+    found = f"{op}: {counts.sum()} measured samples of {len(ranks)} ranks"
+    if not counts.size:
+        return f"{found}, wanted one of every rank in every iteration"
+    r, i = np.argwhere(counts != 1)[0]
+    return (
+        f"{found}: iteration {iterations[i]} has {counts[r, i]} samples of rank {ranks[r]},"
+        " wanted one"
+    )
 
 
 def headline_ns(samples: Samples, op: str) -> float:

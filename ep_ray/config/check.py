@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from urllib.parse import urlsplit
 
 from ep_ray.config.errors import ConfigError
@@ -21,12 +21,16 @@ from ep_ray.config.schema import (
 )
 from ep_ray.inventory import ENV_PREFIXES
 
+MADE = ("tiny", "lite", "tiny_dense")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_ALLOWED = "use letters, digits, '.', '_', '-', and begin with a letter or digit"
 
 # Wide TP stays inside one node, so no NIC carries it.
 ARM_TRANSPORTS = {
     ArmKind.wide_tp: set(TransportKind) - {TransportKind.ib, TransportKind.efa},
     ArmKind.external_dp: set(TransportKind),
+    ArmKind.internal_dp: set(TransportKind) - {TransportKind.ib, TransportKind.efa},
+    ArmKind.hybrid_dp: set(TransportKind),
     ArmKind.attached: {TransportKind.auto},
 }  # fmt: skip
 BACKEND_TRANSPORTS = {
@@ -56,9 +60,9 @@ def arms_of(config: Config) -> list[Arm]:
     return [config.arm, *config.against.arms.values()]
 
 
-def backends_of(config: Config) -> list[Backend]:
-    """The backend under test and those it is compared with, in order."""
-    return [config.backend, *config.against.backends.values()]
+def backends_of(config: Config) -> list[tuple[str, Backend]]:
+    """The backend under test and those it is compared with, in order, by name in the tables."""
+    return [(config.backend.name, config.backend), *config.against.backends.items()]
 
 
 def transport_of(config: Config, arm: Arm) -> Transport:
@@ -80,10 +84,17 @@ def _general(config: Config) -> Iterator[str]:
     if not config.measure:
         yield "`measure` is empty: name a2a, serving or both"
     if not _NAME.fullmatch(config.name):
-        yield f"`name={config.name}` becomes a folder's name: use letters, digits, '.', '_', '-'"
+        yield f"`name={config.name}` becomes a folder's name: {_ALLOWED}"
     if config.repeats < 1:
         yield f"`repeats={config.repeats}`: at least 1"
+    if config.cluster.ranks_per_gpu < 1:
+        yield f"`cluster.ranks_per_gpu={config.cluster.ranks_per_gpu}`: at least 1"
     for key, transport in _transports(config):
+        if config.cluster.ranks_per_gpu > 1 and transport.kind is not TransportKind.tcp:
+            yield (
+                f"`{key}` is {transport.kind.name}: NCCL takes ranks that share a GPU "
+                "(cluster.ranks_per_gpu) only over transport=tcp"
+            )
         for name in transport.env:
             if not name.startswith(ENV_PREFIXES):
                 yield f"`{key}.env.{name}`: only {', '.join(ENV_PREFIXES)} variables are recorded"
@@ -112,7 +123,11 @@ def _workload(config: Config) -> Iterator[str]:
             yield f"`workload.phases.{name}`: tokens and iterations are at least 1"
     for ep in work.ep:
         yield from _ep_size(config, ep)
-    for backend in backends_of(config):
+    for name, routing in (("workload.ep", work.ep), ("workload.routing", work.routing)):
+        yield from _twice(name, [getattr(value, "name", value) for value in routing])
+    for name, backend in backends_of(config):
+        if not _NAME.fullmatch(name):
+            yield f"backend `{name}`: {_ALLOWED}"
         allowed = BACKEND_TRANSPORTS.get(backend.name, set(TransportKind))
         if config.transport.kind not in allowed:
             yield _transport_problem("transport", config.transport.kind, backend.name, allowed)
@@ -136,13 +151,16 @@ def _ep_size(config: Config, ep: int) -> Iterator[str]:
 def _serving(config: Config) -> Iterator[str]:
     arms = arms_of(config)
     names = [arm.name for arm in arms]
-    for name in {n for n in names if names.count(n) > 1}:
+    for name in sorted({n for n in names if names.count(n) > 1}):
         yield f"two arms are called `{name}`: give each its own `name`"
+    for name in names:
+        if not _NAME.fullmatch(name):
+            yield f"arm `{name}` names actors and log files: {_ALLOWED}"
     for arm in arms:
         yield from _arm(config, arm)
     yield from _load(config)
-    if config.model.made not in (None, "tiny", "lite"):
-        yield f"`model.made={config.model.made}`: allowed: tiny, lite, null"
+    if config.model.made not in (None, *MADE):
+        yield f"`model.made={config.model.made}`: allowed: {', '.join(MADE)}, null"
     attached = all(arm.kind is ArmKind.attached for arm in arms)
     if not attached and config.model.made is None and not config.model.path:
         yield "`model.path` is empty: give a folder or a hub id, or model.made=tiny"
@@ -161,11 +179,23 @@ def _arm(config: Config, arm: Arm) -> Iterator[str]:
         return
     if arm.kind is ArmKind.wide_tp and arm.dp != 1:
         yield f"`{where}.dp={arm.dp}`: wide_tp is one engine; use kind external_dp for dp > 1"
-    if arm.kind is ArmKind.external_dp and router_of(config, arm) is RouterPolicy.none:
-        yield f"`{where}.router=none`: external_dp needs a router in front of its {arm.dp} ranks"
+    yield from _dp_local(arm, where)
     if arm.url or arm.rank_urls:
         yield f"`{where}.url`: only kind attached measures a running server; choose arm=attached"
     yield from _experts(config, arm, where)
+
+
+def _dp_local(arm: Arm, where: str) -> Iterator[str]:
+    local = arm.dp_local
+    if arm.kind is not ArmKind.hybrid_dp:
+        if local is not None:
+            yield f"`{where}.dp_local={local}`: only kind hybrid_dp groups ranks behind servers"
+    elif local is None or local < 1 or arm.dp % local:
+        divisors = [str(n) for n in range(1, arm.dp + 1) if arm.dp % n == 0]
+        yield (
+            f"`{where}.dp_local={local}`: ranks behind each server must divide dp={arm.dp}; "
+            f"possible: {', '.join(divisors)}"
+        )
 
 
 def _experts(config: Config, arm: Arm, where: str) -> Iterator[str]:
@@ -178,6 +208,8 @@ def _experts(config: Config, arm: Arm, where: str) -> Iterator[str]:
             f"{arm.tp} x {arm.dp} = {size}; set {where}.ep={size}, or change tp or dp"
         )
     experts = config.model.experts
+    if arm.enable_ep and experts == 0:
+        yield f"`{where}.enable_ep=true`: model `{config.model.name}` is dense, it has no experts"
     if arm.enable_ep and experts and experts % size:
         yield (
             f"`{where}`: {experts} experts of model `{config.model.name}` do not divide over "
@@ -205,11 +237,19 @@ def _load(config: Config) -> Iterator[str]:
             )
     if not load.shapes or not load.concurrency:
         yield "`load.shapes` and `load.concurrency` name at least one value each"
+    yield from _twice("load.shapes", load.shapes)
+    yield from _twice("load.concurrency", load.concurrency)
     for c in load.concurrency:
         if c < 1:
             yield f"`load.concurrency={c}`: at least 1"
     if load.min_requests < 1 or load.requests_per_slot < 1:
         yield "`load.min_requests` and `load.requests_per_slot` are at least 1"
+
+
+def _twice(key: str, values: Sequence[object]) -> Iterator[str]:
+    for value in dict.fromkeys(values):
+        if list(values).count(value) > 1:
+            yield f"`{key}` names {value} twice: each cell runs once; for repeats set repeats=N"
 
 
 def _transport_problem(

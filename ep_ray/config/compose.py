@@ -7,6 +7,7 @@ with `+` slip through Hydra, so each point is merged into the schema once more a
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,23 +24,10 @@ from omegaconf import DictConfig, OmegaConf
 from ep_ray.config.check import check
 from ep_ray.config.errors import ConfigError
 from ep_ray.config.explain import explain
+from ep_ray.config.folder import CONFIG_NAME, config_dir, experiments
 from ep_ray.config.schema import Config
 
-CONFIG_NAME = "config"
 _BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
-
-
-def config_dir() -> Path:
-    """The folder `conf/`: inside the package in a wheel, beside it in a checkout.
-
-    Raises:
-        ConfigError: Neither exists.
-    """
-    package = Path(__file__).resolve().parents[1]
-    for folder in (package / "conf", package.parent / "conf"):
-        if (folder / f"{CONFIG_NAME}.yaml").is_file():
-            return folder
-    raise ConfigError(f"no conf/ folder in {package} or {package.parent}: reinstall ep-ray")
 
 
 def register() -> None:
@@ -50,7 +38,7 @@ def register() -> None:
 
 def _scratch() -> str:
     # Hydra insists on writing multirun.yaml; our rows hold every resolved config anyway.
-    return str(Path(tempfile.gettempdir()) / "ep_ray_hydra")
+    return str(Path(tempfile.gettempdir()) / f"ep_ray_hydra_{os.getuid()}")
 
 
 def typed(composed: DictConfig, overrides: Sequence[str] = ()) -> Config:
@@ -67,8 +55,9 @@ def typed(composed: DictConfig, overrides: Sequence[str] = ()) -> Config:
     assert isinstance(container, dict)
     container.pop("hydra", None)
     if container.get("name", "???") == "???":
-        names = sorted(path.stem for path in (config_dir() / "exp").glob("*.yaml"))
-        raise ConfigError(f"no experiment chosen: write +exp=NAME; there are {', '.join(names)}")
+        raise ConfigError(
+            f"no experiment chosen: write +exp=NAME; there are {', '.join(experiments())}"
+        )
     try:
         merged = OmegaConf.merge(OmegaConf.structured(Config), container)
         config = OmegaConf.to_object(merged)
@@ -92,9 +81,13 @@ def compose_all(
     Raises:
         ConfigError: The first point that is wrong, by its overrides.
     """
+    if search_dir and not Path(search_dir).is_dir():
+        raise ConfigError(f"--config-dir={search_dir}: no such folder")
     search = [f"hydra.searchpath=[file://{Path(search_dir).resolve()}]"] if search_dir else []
     with _hydra():
         points = _points([*search, *overrides], multirun)
+        if not points:
+            raise ConfigError(f"no point to run: a sweep in {' '.join(overrides)} has no values")
         return [_compose_point(point) for point in points]
 
 
@@ -102,7 +95,8 @@ def _compose_point(point: Sequence[str]) -> Config:
     try:
         return typed(compose(CONFIG_NAME, overrides=list(point)), point)
     except ConfigError as error:
-        raise ConfigError(f"{error}\n  in: {' '.join(point) or '(no overrides)'}") from error
+        shown = [override for override in point if not override.startswith("hydra.")]
+        raise ConfigError(f"{error}\n  in: {' '.join(shown) or '(no overrides)'}") from error
     except Exception as error:
         raise explain(error, point) from error
 
@@ -119,25 +113,26 @@ def _hydra() -> Iterator[None]:
 
 
 def _points(overrides: Sequence[str], multirun: bool) -> list[list[str]]:
-    """Overrides of each job that Hydra would start; dynamic sweepers give their base point."""
-    parser = OverridesParser.create()
+    """Overrides of each job that Hydra would start."""
     try:
-        parsed = parser.parse_overrides(list(overrides))
-        plain = [o.input_line or "" for o in parsed if not o.is_sweep_override()]
-        if multirun:
-            _refuse_lost_sweeps(plain, [o for o in parsed if o.is_sweep_override()])
-        base = compose(CONFIG_NAME, overrides=plain, return_hydra_config=True)
-    except ConfigError:
-        raise
+        return _expanded(overrides, multirun)
     except Exception as error:
         raise explain(error, overrides) from error
-    if not multirun and base.hydra.mode is not None and base.hydra.mode.name == "MULTIRUN":
-        multirun = True
-    if not multirun:
+
+
+def _expanded(overrides: Sequence[str], multirun: bool) -> list[list[str]]:
+    """As Hydra expands them; a dynamic sweeper's points are not known, so it gives its base."""
+    parser = OverridesParser.create(GlobalHydra.instance().config_loader())  # for glob()
+    parsed = parser.parse_overrides(list(overrides))
+    plain = [o.input_line or "" for o in parsed if not o.is_sweep_override()]
+    if multirun:
+        _refuse_lost_sweeps(plain, [o for o in parsed if o.is_sweep_override()])
+    hydra = compose(CONFIG_NAME, overrides=plain, return_hydra_config=True).hydra
+    if not multirun and (hydra.mode is None or hydra.mode.name != "MULTIRUN"):
         return [list(overrides)]
-    if base.hydra.sweeper._target_ != _BASIC_SWEEPER:
+    if hydra.sweeper._target_ != _BASIC_SWEEPER:
         return [plain]
-    params = [f"{key}={value}" for key, value in (base.hydra.sweeper.params or {}).items()]
+    params = [f"{key}={value}" for key, value in (hydra.sweeper.params or {}).items()]
     batches = BasicSweeper.split_arguments(parser.parse_overrides(params) + parsed, None)
     return [list(point) for batch in batches for point in batch]
 

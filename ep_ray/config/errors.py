@@ -1,4 +1,4 @@
-"""One error type for everything that a user can mend before a sweep starts."""
+"""Errors that end a command with one line instead of a traceback."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from difflib import get_close_matches
 
 class ConfigError(Exception):
     """A configuration that cannot run: says what was asked, what was found, how to mend it."""
+
+
+class SweepError(Exception):
+    """A sweep that cannot go on: says what happened, and that it can be resumed where it can."""
 
 
 def nearest(wrong: str, allowed: Iterable[str]) -> str | None:

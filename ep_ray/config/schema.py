@@ -45,6 +45,8 @@ class ArmKind(Enum):
 
     wide_tp = "wide_tp"
     external_dp = "external_dp"
+    internal_dp = "internal_dp"
+    hybrid_dp = "hybrid_dp"
     attached = "attached"
 
 
@@ -90,6 +92,8 @@ class Cluster:
         cpus: CPUs that a local cluster offers; null asks the machine.
         mask_gpus: Whether Ray hides other GPUs from communicator actors. Masking can corrupt
             a collective benchmark (ray#61073, nccl#1906), so it is off by default.
+        ranks_per_gpu: Ranks that share one GPU. More than 1 proves function, not speed: such
+            rows are marked and compared with no other.
         placement_timeout_s: How long to wait for the placement group.
         dashboard: Whether a local cluster starts the Ray dashboard.
     """
@@ -100,6 +104,7 @@ class Cluster:
     gpus: int | None = None
     cpus: int | None = None
     mask_gpus: bool = False
+    ranks_per_gpu: int = 1
     placement_timeout_s: float = 60.0
     dashboard: bool = True
 
@@ -190,9 +195,10 @@ class Model:
         name: Name under which it is served.
         path: Local folder or hub id; null makes the model `made` locally.
         revision: Pinned revision of a hub id.
-        made: Shape made locally without weights: `tiny` or `lite`; null for real models.
+        made: Shape made locally without weights: `tiny`, `lite` or `tiny_dense`; null for
+            real models.
         load_format: vLLM's load format; `dummy` needs no weights.
-        experts: Routed experts, to check EP; null where it is not known.
+        experts: Routed experts, to check EP; 0 for a dense model, null where it is not known.
         vocab_size: For token-id prompts; null asks the model's config.json.
         max_model_len: Longest prompt + completion, in tokens.
         dtype: vLLM's dtype.
@@ -218,6 +224,7 @@ class Arm:
         kind: Layout.
         tp: Tensor-parallel size of each engine.
         dp: Data-parallel ranks that share one expert collective.
+        dp_local: `hybrid_dp` only: ranks behind each API server.
         enable_ep: Whether experts are spread over TP x DP (expert parallelism).
         ep: Declared EP size; must equal TP x DP with EP on. null takes that product.
         all2all_backend: vLLM's all-to-all backend for the experts.
@@ -241,6 +248,7 @@ class Arm:
     kind: ArmKind = MISSING
     tp: int = 1
     dp: int = 1
+    dp_local: int | None = None
     enable_ep: bool = False
     ep: int | None = None
     all2all_backend: str = "allgather_reducescatter"

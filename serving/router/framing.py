@@ -100,6 +100,8 @@ class Chunked:
             if left == 2 and data.endswith(b"\r\n"):  # where reads of a token stream end
                 self._skip, self._carry = 0, b"\r\n"
                 return MORE
+            if data.startswith(b"\r\n0\r\n\r\n", pos):
+                return pos + 7 - carried
         return self._walk(data, pos, carried)
 
     def _walk(self, data: bytes, pos: int, carried: int) -> int:

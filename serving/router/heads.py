@@ -19,7 +19,6 @@ _FIELDS = frozenset(
     (b"content-length", b"transfer-encoding", b"connection", b"expect", b"x-ep-ray-role")
 )
 _ROLE = re.compile(r"[A-Za-z0-9_.-]{1,32}")
-_LENGTH = re.compile(rb"[0-9]{1,18}")
 
 
 class RequestHead(NamedTuple):
@@ -155,7 +154,7 @@ def _length(fields: dict[bytes, bytes]) -> int | None:
     if b"," in text:
         values = {value.strip() for value in text.split(b",")}
         text = values.pop() if len(values) == 1 else b"?"
-    if not _LENGTH.fullmatch(text):
+    if not text.isdigit() or len(text) > 18:
         raise FramingError(f"bad content-length: {fields[b'content-length'][:60]!r}")
     return int(text)
 

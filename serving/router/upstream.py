@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 IDLE_LIMIT_S: Final = 4.0
 """Idle connections are dropped at this age: servers close theirs at 5 s (uvicorn's default)."""
 
+_INTERIM: Final = (b"HTTP/1.1 1", b"HTTP/1.0 1")  # how a 1xx head begins
 _PROBE_AFTER_S: Final = 0.05  # a connection that idled longer is checked for an end of stream
 
 
@@ -71,7 +72,8 @@ class Upstream(asyncio.Protocol):
             self.discard()
             return
         self._detach()
-        self.pause(False)
+        if self._paused:
+            self.pause(False)
         self._idle_since_s = now_s
         self.endpoint.idle.append(self)
 
@@ -91,9 +93,10 @@ class Upstream(asyncio.Protocol):
 
     def reusable(self, now_s: float) -> bool:
         """Whether an idle connection can take a request: young, and not closed by the server."""
-        if self.transport.is_closing() or self.idle_too_long(now_s):
+        if self.transport.is_closing():
             return False
-        return now_s - self._idle_since_s < _PROBE_AFTER_S or not _readable(self._fd)
+        idle_s = now_s - self._idle_since_s
+        return idle_s < _PROBE_AFTER_S or (idle_s < IDLE_LIMIT_S and not _readable(self._fd))
 
     # Backpressure
 
@@ -136,7 +139,10 @@ class Upstream(asyncio.Protocol):
             self._drop_idle()
             return
         try:
-            data = self._skip_interim(self._partial + data)
+            if self._partial:
+                data = self._partial + data
+            if data.startswith(_INTERIM):
+                data = self._skip_interim(data)
             end = data.find(b"\r\n\r\n") + 4
             if end < 4:
                 self._partial = data
@@ -149,7 +155,7 @@ class Upstream(asyncio.Protocol):
 
     def _skip_interim(self, data: bytes) -> bytes:
         """Passes 1xx heads on (`100 Continue`) and returns what is behind them."""
-        while data.startswith((b"HTTP/1.1 1", b"HTTP/1.0 1")):
+        while data.startswith(_INTERIM):
             end = data.find(b"\r\n\r\n") + 4
             if end < 4:
                 break

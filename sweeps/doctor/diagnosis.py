@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ep_ray.config.compose import compose_all, config_dir
+from ep_ray.config.compose import compose_all
 from ep_ray.config.errors import ConfigError
+from ep_ray.config.folder import config_dir
 from ep_ray.config.schema import DeviceKind
 from sweeps.doctor.findings import BROKEN, Finding, findings
 from sweeps.doctor.node import Node

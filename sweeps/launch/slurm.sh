@@ -22,7 +22,8 @@ set -euo pipefail
 
 checkout=${SLURM_SUBMIT_DIR:?submit this script with sbatch, from the checkout}
 nodes=${SLURM_JOB_NUM_NODES:?submit this script with sbatch}
-head_name=$(scontrol show hostnames "${SLURM_JOB_NODELIST:?}" | head -n 1)
+mapfile -t names < <(scontrol show hostnames "${SLURM_JOB_NODELIST:?}")
+head_name=${names[0]}
 head_ip=${EP_RAY_HEAD_IP:-$(srun --nodes=1 --ntasks=1 --nodelist="$head_name" hostname --ip-address)}
 head_ip=${head_ip%% *}
 if ((nodes > 1)) && [[ $head_ip == 127.* ]]; then

@@ -46,10 +46,13 @@ def test_pooled_percentiles_interpolate() -> None:
     assert (found.p50_ns, found.p95_ns, found.p99_ns) == (50, 95, 99)
 
 
-def test_a_missing_sample_is_an_error() -> None:
+def test_the_headline_needs_every_rank_once_in_every_iteration() -> None:
     samples = concat([series("pair", "measured", 0, [1, 2]), series("pair", "measured", 1, [1])])
-    with pytest.raises(ValueError, match="a rank's samples are missing"):
+    with pytest.raises(ValueError, match="iteration 1 has 0 samples of rank 1"):
         headline_ns(samples, "pair")
+    twice = concat([samples, series("pair", "measured", 1, [1])])  # as many as a whole grid
+    with pytest.raises(ValueError, match="iteration 0 has 2 samples of rank 1, wanted one"):
+        headline_ns(twice, "pair")
     with pytest.raises(ValueError, match="0 measured samples"):
         headline_ns(concat([]), "pair")
 

@@ -84,8 +84,8 @@ def test_cpu_binding(
     ("arm", "seats", "words"),
     [
         (replace(DP, kind=ArmKind.attached), DP_SEATS, "is attached"),
-        (DP, DP_SEATS[:1], "2 ranks, but 1 seats"),
-        (replace(DP, tp=4), DP_SEATS, "arm.tp=4 needs 4"),
+        (DP, DP_SEATS[:1], "2 servers, but 1 seats"),
+        (replace(DP, tp=4), DP_SEATS, "its layout needs 4"),
         (DP, [Seat("127.0.0.1", (0, 1)), DP_SEATS[1]], "loopback"),
         (replace(DP, env={"VLLM_PORT": "1"}), DP_SEATS, "comes from arm.vllm_port"),
         (replace(DP, extra_args=["--max_num_seqs=4"]), DP_SEATS, "repeats --max-num-seqs"),

@@ -89,10 +89,15 @@ def test_an_exclusion_of_ones_own_is_kept():
     assert {token for body in bodies(spec, measured=4) for token in body["prompt"]} == {5, 6, 7, 8}
 
 
+def test_without_a_vocabulary_completions_get_unique_text():
+    prompts = [body["prompt"] for body in bodies(CallSpec("m", "completions", 6, 4), measured=8)]
+    assert all(len(prompt.split()) == 6 for prompt in prompts)
+    assert len({prompt.split()[0] for prompt in prompts}) == len(prompts)
+
+
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (CallSpec("m", "completions", 4, 4), "vocab_size"),
         (CallSpec("m", "completions", 4, 4, vocab_size=40), "50 requests need"),
         (CallSpec("m", "completions", 0, 4, vocab_size=1024), "at least 1"),
         (CallSpec("m", "embeddings", 4, 4), "expected completions or chat"),

@@ -33,7 +33,6 @@ class Results:
             "cell": "1024/256 c1",
             "repeat": 0,
             "status": "ok",
-            "config_json": json.dumps({"arm": {"name": "wide_tp"}, "backend": {"name": "gloo"}}),
             "started_unix_ns": len(self.rows["trials"]),
             "device": "CPU model",
             "transport_status": "proved",
@@ -77,6 +76,12 @@ def _request(sent_ms: float, chunk_ms: list[float], tokens: list[int], **values:
     """A request whose chunks arrive at `chunk_ms` (absolute, like `sent_ms`)."""
     chunk_ns = [round(at * MS) for at in chunk_ms]
     defaults: Row = {
+        "request_id": "r",
+        "endpoint": None,
+        "reason": "",
+        "http_status": 200,
+        "finish_reason": "length",
+        "intended_ns": round(sent_ms * MS),
         "role": "measured",
         "state": "complete",
         "prompt_tokens": 1024,

@@ -1,8 +1,7 @@
-"""The report's command line, its reading of folders, and its rendering."""
+"""The report's command line, its depths, and its reading of folders."""
 
 from __future__ import annotations
 
-import io
 import os
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import pytest
 import sweeps
 from ep_ray.report import main
 from sweeps.read import ResultsError, load
-from sweeps.tablefmt import Cell, Section, Table, better, markdown, print_report, text_table
+from sweeps.report import of_results
 from sweeps.tables import TABLES
 
 
@@ -29,8 +28,8 @@ def test_a_sweep_is_printed_and_written_into_its_folder(
     assert main([str(folder), "--published", "external_dp"]) == 0
     printed = capsys.readouterr().out
     assert "12.500" in printed
-    assert f"Written to {folder / 'report.md'}" in printed
-    assert "| 1 | 12.500 |" in (folder / "report.md").read_text(encoding="utf-8")
+    assert f"{folder / 'report.md'} (everything)" in printed
+    assert "| c1 | wide\\_tp | 1/1 | 12.500 |" in (folder / "report.md").read_text(encoding="utf-8")
 
 
 def test_markdown_goes_where_it_was_asked_for(
@@ -125,36 +124,30 @@ def test_a_sweep_without_trials_says_so(
     assert "No trial has ended yet." in capsys.readouterr().out
 
 
-def test_only_a_value_that_beats_another_is_better() -> None:
-    assert better([2.0, 1.0, None, 1.0], lower_is_better=True) == [False, True, False, True]
-    assert better([2.0, 1.0, None, 1.0], lower_is_better=False) == [True, False, False, False]
-    assert better([2.0, None], lower_is_better=True) == [False, False]
-    assert better([2.0, 2.0], lower_is_better=True) == [False, False]
-    assert better([2.0, 1.0], lower_is_better=None) == [False, False]
+def test_the_terminal_gets_the_brief_report_and_the_file_everything(
+    results: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reason = "engine 0 gave no token\nTraceback of the engine\nRuntimeError"
+    results.trial("w", status="crash", error=reason, shape="32/16", concurrency=1)
+    folder = results.write(tmp_path / "sweep")
+    assert main([str(folder)]) == 0
+    printed = capsys.readouterr().out
+    assert "1 trials of wide_tp: 1 FAILED" in printed
+    assert "engine 0 gave no token ..." in printed
+    assert "RuntimeError" not in printed
+    assert "How it was measured" not in printed
+    assert f"```text\n{reason}\n```" in (folder / "report.md").read_text(encoding="utf-8")
+    assert main([str(folder), "--full"]) == 0
+    printed = capsys.readouterr().out
+    assert "RuntimeError" in printed
+    assert "How it was measured" in printed
 
 
-def test_plain_text_marks_the_better_value_and_cuts_nothing() -> None:
-    wide = tuple(f"a_heading_of_column_{n}" for n in range(30))
-    long = "reason " * 40
-    table = Table("t", wide, (tuple(Cell(f"{n}.125", n == 3) for n in range(30)),))
-    out = io.StringIO()
-    print_report("title", [Section("s", (table, text_table("", ("x",), [(long,)])))], out)
-    printed = out.getvalue()
-    assert "3.125 *" in printed
-    assert printed.count("*") == 1
-    assert all(f"{n}.125" in printed for n in range(30))
-    assert printed.count("reason") == 40
-    assert "\x1b" not in printed
-    (line,) = [line for line in printed.splitlines() if "3.125 *" in line]
-    assert "29.125" in line
-
-
-def test_markdown_of_a_table_is_exact() -> None:
-    table = Table("t", ("", "arm_1\nµs"), ((Cell("x"), Cell("2", better=True)),))
-    expected = "# T\n\n## S\n\n### t\n\n|  | arm\\_1<br>µs |\n| --- | --- |\n| x | **2** |\n"
-    assert markdown("T", [Section("S", (table,))]) == expected
-
-
-def test_a_row_of_another_length_is_refused() -> None:
-    with pytest.raises(ValueError, match="'t' has 2 columns, a row has 1"):
-        text_table("t", ("a", "b"), [(1,)])
+def test_a_sweep_without_trouble_has_no_empty_sections(results: Any, tmp_path: Path) -> None:
+    results.trial("w", transport_asked="auto", transport_status="observed", shape="32/16")
+    results.serving("w", [results.request(0, [10, 20], [1, 1])], wall_ns=10**9)
+    report = of_results(results.write(tmp_path))
+    assert "all ended well, no request failed, no flags." in str(report.brief[0].blocks)
+    for sections in (report.brief, report.full):
+        titles = {section.title for section in sections}
+        assert not titles & {"Failed trials", "Failed requests", "Flags"}

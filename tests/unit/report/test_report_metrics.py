@@ -1,11 +1,11 @@
-"""Metrics of a serving cell against values worked out by hand, and its edges."""
+"""Metrics of a serving cell, from rows of its table, against values worked out by hand."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from sweeps.metrics import CellMetrics, cell_metrics
-from sweeps.view import Request
+from serving.load.metrics import CellMetrics, cell_metrics
+from sweeps.view import request_record
 
 SECOND = 1_000_000_000
 
@@ -13,9 +13,7 @@ SECOND = 1_000_000_000
 def _metrics(
     rows: list[dict[str, Any]], wall_ns: int = SECOND, concurrency: int = 1
 ) -> CellMetrics:
-    names = Request.__dataclass_fields__
-    requests = [Request(**{name: row[name] for name in names}) for row in rows]
-    return cell_metrics(requests, wall_ns, concurrency)
+    return cell_metrics([request_record(row) for row in rows], wall_ns, concurrency)
 
 
 def test_a_chunk_gap_counts_once_and_itl_once_for_each_token(results: Any) -> None:

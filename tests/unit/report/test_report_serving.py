@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sweeps.read import load
-from sweeps.report import build, of_results
-from sweeps.tablefmt import Section, Table, markdown
+from sweeps.render_markdown import markdown
+from sweeps.report import brief, build, of_results
+from sweeps.tablefmt import Section, Table, Verbatim
 from sweeps.view import view
 
 SECOND = 1_000_000_000
@@ -23,9 +25,9 @@ def tables_of(section: Section) -> dict[str, Table]:
     return {b.title: b for b in section.blocks if isinstance(b, Table)}
 
 
-def row_of(table: Table, label: str) -> dict[str, tuple[str, bool]]:
-    """Cells of the row that starts with `label`, by heading: (text, marked)."""
-    (row,) = [row for row in table.rows if row[0].text == label]
+def row_of(table: Table, *labels: str) -> dict[str, tuple[str, bool]]:
+    """Cells of the row that starts with these labels, by heading: (text, marked)."""
+    (row,) = [r for r in table.rows if tuple(c.text for c in r[: len(labels)]) == labels]
     return {h: (c.text, c.better) for h, c in zip(table.columns, row, strict=True)}
 
 
@@ -71,19 +73,19 @@ def test_serving_tables_hold_the_metrics_of_complete_measured_requests(
 ) -> None:
     fill_two_arms(results)
     tables = tables_of(sections_of(results.write(tmp_path))["Serving"])
-    one = row_of(tables["1024/256 tokens"], "1")
+    one = row_of(tables["1024/256 tokens"], "c1", "wide_tp")
     # TTFT 100 and 200; TPOT 30/3 and 30/1; gaps 10 20 30; 6 tokens in half a second.
-    assert one["wide_tp\nTTFT p50 ms"] == ("150.000", False)
-    assert one["wide_tp\nTTFT p95 ms"] == ("195.000", False)
-    assert one["wide_tp\nTPOT p50 ms"] == ("20.000", False)
-    assert one["wide_tp\nchunk gap p99 ms"] == ("29.800", False)
-    assert one["wide_tp\ntok/s"] == ("12.000", False)
-    more = row_of(tables["1024/256 tokens, requests and more"], "1")
-    assert more["wide_tp\nok/total"] == ("2/2", False)
-    assert more["wide_tp\nprompt tokens"] == ("1024-1026", False)
-    assert more["wide_tp\nITL p50 ms"][0] == "10.000"  # 10 10 10 30
-    assert more["wide_tp\nITL p99 ms"][0] == "29.400"
-    assert more["wide_tp\nrequests/s"][0] == "4.000"
+    assert one["TTFT p50 ms"] == ("150.000", False)
+    assert one["TTFT p95 ms"] == ("195.000", False)
+    assert one["TPOT p50 ms"] == ("20.000", False)
+    assert one["chunk gap p99 ms"] == ("29.800", False)
+    assert one["tok/s"] == ("12.000", False)
+    assert one["ok/total"] == ("2/2", False)
+    more = row_of(tables["1024/256 tokens, more"], "c1", "wide_tp")
+    assert more["prompt tokens"] == ("1024-1026", False)
+    assert more["ITL p50 ms"][0] == "10.000"  # 10 10 10 30
+    assert more["ITL p99 ms"][0] == "29.400"
+    assert more["requests/s"][0] == "4.000"
 
 
 @pytest.fixture
@@ -96,34 +98,35 @@ def test_an_arm_with_failed_requests_is_shown_and_nothing_is_marked_against_it(
     two_arms: dict[str, Section],
 ) -> None:
     tables = tables_of(two_arms["Serving"])
-    one = row_of(tables["1024/256 tokens"], "1")
-    assert one["external_dp over ib\nTTFT p50 ms"] == ("50.000", False)
-    more = row_of(tables["1024/256 tokens, requests and more"], "1")
-    assert more["external_dp over ib\nok/total"] == ("1/2", False)
+    one = row_of(tables["1024/256 tokens"], "c1", "external_dp over ib")
+    assert one["TTFT p50 ms"] == ("50.000", False)
+    assert one["ok/total"] == ("1/2", False)
     (failed,) = tables_of(two_arms["Failed requests"]).values()
-    line = ["external_dp over ib", "1024/256 c1, repeat 0", "measured", "failed"]
+    line = ["external_dp over ib", "1024/256 c1", "measured", "failed"]
     assert texts(failed) == [[*line, "stream ended without [DONE]", "1"]]
 
 
 def test_failed_trials_stand_in_the_tables_and_with_their_reasons(
     two_arms: dict[str, Section],
 ) -> None:
-    four = row_of(tables_of(two_arms["Serving"])["1024/256 tokens"], "4")
-    assert four["wide_tp\ntok/s"] == ("timeout", False)
-    assert four["external_dp over ib\ntok/s"] == ("crash", False)
-    (failed,) = tables_of(two_arms["Failed trials"]).values()
-    reasons = [(row[0], row[2], row[3]) for row in texts(failed)]
-    assert reasons == [
-        ("wide_tp", "timeout", "no token within 900 s"),
-        ("external_dp over ib", "crash", "rank 2 died: exit code -9"),
+    table = tables_of(two_arms["Serving"])["1024/256 tokens"]
+    four = [row for row in texts(table) if row[0] == "c4"]
+    assert four == [
+        ["c4", "wide_tp", "timeout", *[""] * 5],
+        ["c4", "external_dp over ib", "crash", *[""] * 5],
     ]
-    assert "2 FAILED" in str(two_arms["Trials"].blocks)
+    failed = [b for b in two_arms["Failed trials"].blocks if isinstance(b, Verbatim)]
+    assert [(block.title, block.text) for block in failed] == [
+        ("wide_tp: timeout in 1024/256 c4", "no token within 900 s"),
+        ("external_dp over ib: crash in 1024/256 c4", "rank 2 died: exit code -9"),
+    ]
+    assert "2 FAILED, 1 requests FAILED" in str(two_arms[""].blocks)
 
 
-def test_an_arm_that_did_not_run_a_cell_is_blank_there(two_arms: dict[str, Section]) -> None:
-    eight = row_of(tables_of(two_arms["Serving"])["1024/256 tokens"], "8")
-    assert eight["wide_tp\nTTFT p50 ms"] == ("10.000", False)
-    assert eight["external_dp over ib\nTTFT p50 ms"] == ("", False)
+def test_an_arm_that_did_not_run_a_cell_has_no_line_there(two_arms: dict[str, Section]) -> None:
+    table = tables_of(two_arms["Serving"])["1024/256 tokens"]
+    assert row_of(table, "c8")["arm"] == ("wide_tp", False)
+    assert row_of(table, "c8")["TTFT p50 ms"] == ("10.000", False)
 
 
 def test_ratios_stand_only_where_both_arms_have_the_cell(two_arms: dict[str, Section]) -> None:
@@ -131,7 +134,7 @@ def test_ratios_stand_only_where_both_arms_have_the_cell(two_arms: dict[str, Sec
     assert ratios.title == "wide_tp / external_dp over ib"
     assert row_of(ratios, "1024/256 c1")["TTFT p50 ms"] == ("3.00", False)
     assert row_of(ratios, "1024/256 c1")["tok/s"] == ("4.00", False)
-    assert row_of(ratios, "1024/256 c4")["tok/s"] == ("", False)
+    assert [row[0] for row in texts(ratios)] == ["1024/256 c1"]
     assert "One run" in str(two_arms["Serving ratios"].blocks[0])
 
 
@@ -141,14 +144,13 @@ def test_the_published_run_stands_beside_where_cells_coincide(results: Any, tmp_
         "Beside the published serving run (external_dp)"
     ]
     tables = tables_of(section)
-    wide = row_of(tables["wide_tp beside wide_tp"], "1024/256 c1")
-    assert wide["here\nTTFT p50 ms"][0] == "150.000"
-    assert wide["published\nTTFT p50 ms"][0] == "58.302"
-    assert wide["here / published\nTTFT p50 ms"][0] == "2.57"
-    rdma = row_of(tables["external_dp over ib beside external_dp_rdma"], "1024/256 c1")
-    assert rdma["here\nTPOT p50 ms"][0] == "10.000"
-    assert rdma["published\nTPOT p50 ms"][0] == ""
-    assert rdma["here / published\nTPOT p50 ms"][0] == ""
+    wide = tables["wide_tp beside wide_tp"]
+    sides = ("here", "published", "here / published")
+    ttft = [row_of(wide, "1024/256 c1", side)["TTFT p50 ms"][0] for side in sides]
+    assert ttft == ["150.000", "58.302", "2.57"]
+    rdma = tables["external_dp over ib beside external_dp_rdma"]
+    tpot = [row_of(rdma, "1024/256 c1", side)["TPOT p50 ms"][0] for side in sides]
+    assert tpot == ["10.000", "", ""]
     words = " ".join(b for b in section.blocks if isinstance(b, str))
     assert "Only published: 1024/256 c4 c8 c16 c32 c64; 4096/128 c1" in words
     assert "Run here without a result: 1024/256 c4." in words
@@ -185,12 +187,12 @@ def test_repeats_give_medians_and_an_interval(results: Any, tmp_path: Path) -> N
             requests = [results.request(0, [ttft, ttft + 10], [1, 1])]
             results.serving(trial, requests, wall_ns=SECOND)
     sections = sections_of(results.write(tmp_path))
-    one = row_of(tables_of(sections["Serving"])["32/16 tokens"], "1")
-    assert one["wide_tp over tcp\nTTFT p50 ms"] == ("110.000", True)
-    assert one["external_dp_tcp\nTTFT p50 ms"] == ("200.000", False)
+    table = tables_of(sections["Serving"])["32/16 tokens"]
+    assert row_of(table, "c1", "wide_tp over tcp")["TTFT p50 ms"] == ("110.000", True)
+    assert row_of(table, "c1", "external_dp_tcp")["TTFT p50 ms"] == ("200.000", False)
     (ratios,) = tables_of(sections["Serving ratios"]).values()
     # 0.50, 0.55 and 0.75: the median of paired ratios, and the range that three repeats can show.
-    assert row_of(ratios, "32/16 c1")["TTFT p50 ms"] == ("0.55 (0.50-0.75, excludes 1)", True)
+    assert row_of(ratios, "32/16 c1")["TTFT p50 ms"] == ("0.55 (0.50-0.75) ≠ 1", True)
     assert row_of(ratios, "32/16 c1")["tok/s"] == ("1.00 (1.00-1.00)", False)
     assert "at most 75 %" in str(sections["Serving ratios"].blocks[0])
 
@@ -203,9 +205,9 @@ def test_only_the_last_attempt_of_a_trial_counts(results: Any, tmp_path: Path) -
     again = results.request(0, [10, 20], [1, 1])
     results.serving("w1", [{**again, "attempt": 1}], wall_ns=SECOND, attempt=1)
     sections = sections_of(results.write(tmp_path))
-    one = row_of(tables_of(sections["Serving"])["32/16 tokens"], "1")
-    assert one["wide_tp\nTTFT p50 ms"][0] == "10.000"
-    assert sections["Failed trials"].blocks == ("None.",)
+    one = row_of(tables_of(sections["Serving"])["32/16 tokens"], "c1", "wide_tp")
+    assert one["TTFT p50 ms"][0] == "10.000"
+    assert "Failed trials" not in sections
 
 
 def test_the_markdown_has_bold_for_the_better_value_and_escapes_text(
@@ -216,11 +218,74 @@ def test_the_markdown_has_bold_for_the_better_value_and_escapes_text(
     for trial, arm, at in (("a", "wide_tp", 10), ("b", "external_dp_tcp", 30)):
         results.trial(trial, arm=arm, shape="32/16", concurrency=1, requests=1)
         results.serving(trial, [results.request(0, [at, 20 + at], [1, 1])], wall_ns=SECOND)
-    text = markdown(*of_results(results.write(tmp_path)))
+    results.rows["requests"][0] |= {"state": "failed", "reason": "a|b <c>\nd"}
+    report = of_results(results.write(tmp_path))
+    text = markdown(report.title, report.full)
     assert "| **10.000** |" in text
     assert "| 30.000 |" in text
     assert "a\\|b &lt;c><br>d" in text
-    rows = [line for line in text.splitlines() if line.startswith("| 1 |")]
+    assert "```text\na|b <c>\nd\n```" in text
+    rows = [line for line in text.splitlines() if line.startswith("| c1 |")]
     assert rows
-    heads = {line.count("|") for line in text.splitlines() if line.startswith("| concurrency")}
-    assert {row.count("|") for row in rows} == heads
+    heads = {line.count("|") for line in text.splitlines() if line.startswith("| cell | arm")}
+    assert {row.count("|") for row in rows} <= heads
+
+
+def _layout(kind: str, dp: int) -> str:
+    return json.dumps({"arm": {"arm": {"kind": kind, "dp": dp, "max_num_seqs": 16}}})
+
+
+@pytest.mark.parametrize(("concurrency", "remarked"), [(16, False), (32, True)])
+def test_unequal_batches_are_remarked_only_above_the_smaller_limit(
+    results: Any, tmp_path: Path, concurrency: int, remarked: bool
+) -> None:
+    for arm, dp in (("wide_tp", 1), ("external_dp", 4)):
+        cell = {"shape": "32/16", "concurrency": concurrency, "requests": 1}
+        results.trial(arm, arm=arm, config_json=_layout(arm, dp), **cell)
+        results.serving(arm, [results.request(0, [10, 20], [1, 1])], wall_ns=SECOND)
+    report = of_results(results.write(tmp_path))
+    for sections in (report.brief, report.full):
+        (serving,) = [s for s in sections if s.title == "Serving"]
+        assert ("wide_tp 16, external_dp 64. Above c = 16" in str(serving.blocks)) is remarked
+
+
+def test_the_brief_report_has_the_published_columns_of_all_shapes_in_one_table(
+    results: Any, tmp_path: Path
+) -> None:
+    fill_two_arms(results)
+    serving = {s.title: s for s in brief(view(load(results.write(tmp_path))))}["Serving"]
+    (table,) = tables_of(serving).values()
+    assert table.columns == (
+        *("cell", "arm", "ok/total", "TTFT p50 ms", "TTFT p95 ms", "TPOT p50 ms"),
+        *("chunk gap p99 ms", "tok/s"),
+    )
+    assert [(row[0], row[1], row[2]) for row in texts(table)] == [
+        ("1024/256 c1", "wide_tp", "2/2"),
+        ("1024/256 c1", "external_dp over ib", "1/2"),
+        ("1024/256 c4", "wide_tp", "timeout"),
+        ("1024/256 c4", "external_dp over ib", "crash"),
+        ("1024/256 c8", "wide_tp", "1/1"),
+    ]
+
+
+def test_a_gap_of_no_time_is_shown_and_not_called_better(results: Any, tmp_path: Path) -> None:
+    for arm, second in (("wide_tp", 10), ("external_dp", 30)):
+        results.trial(arm, arm=arm, shape="32/16", concurrency=1, requests=1)
+        results.serving(arm, [results.request(0, [10, second], [1, 1])], wall_ns=SECOND)
+    tables = tables_of(sections_of(results.write(tmp_path))["Serving"])
+    table = tables["32/16 tokens, more"]
+    assert row_of(table, "c1", "wide_tp")["ITL p50 ms"] == ("0.000", False)
+    assert row_of(table, "c1", "external_dp")["ITL p50 ms"] == ("20.000", False)
+
+
+def test_one_reason_stands_once_for_all_cells_that_it_took(results: Any, tmp_path: Path) -> None:
+    reason = "rank 0 gave no token"
+    for number, error in enumerate([reason, f"the arm is down: {reason}", "another"]):
+        cell = {"cell": f"c{number}", "shape": "32/16", "concurrency": number + 1}
+        results.trial(f"t{number}", status="crash", error=error, **cell)
+    sections = sections_of(results.write(tmp_path))
+    failed = [b for b in sections["Failed trials"].blocks if isinstance(b, Verbatim)]
+    assert [(block.title, block.text) for block in failed] == [
+        ("wide_tp: crash in c0; c1", reason),
+        ("wide_tp: crash in c2", "another"),
+    ]

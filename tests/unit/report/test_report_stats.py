@@ -2,39 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweeps.stats import coverage_limit, headline, median, paired_ratio, percentile
+from sweeps.stats import coverage_limit, median, paired_ratio
 
 
-def test_percentiles_interpolate_linearly() -> None:
-    assert percentile([10, 20, 30, 40], 50) == 25
-    assert percentile([10, 20, 30, 40], 95) == pytest.approx(38.5)
-    assert percentile([7], 99) == 7
-    assert percentile([], 50) is None
+def test_a_median_is_of_the_middle_two_and_of_nothing_undefined() -> None:
     assert median([3.0, 1.0, 2.0]) == 2
-
-
-def test_the_headline_is_the_median_of_maxima_not_the_maximum_of_medians() -> None:
-    # rank 0: 1 1 9, rank 1: 8 2 2 -> maxima 8 2 9 -> 8; the medians of the ranks are 1 and 2.
-    rank = np.array([0, 0, 0, 1, 1, 1])
-    iteration = np.array([0, 1, 2, 0, 1, 2])
-    duration = np.array([1, 1, 9, 8, 2, 2])
-    assert headline(rank, iteration, duration) == 8
-    shuffled = np.array([4, 2, 0, 5, 1, 3])
-    assert headline(rank[shuffled], iteration[shuffled], duration[shuffled]) == 8
-
-
-def test_the_headline_needs_every_rank_in_every_iteration() -> None:
-    with pytest.raises(ValueError, match="iteration 1 has 0 samples of rank 1"):
-        headline(np.array([0, 0, 1]), np.array([0, 1, 0]), np.array([1, 2, 3]))
-    with pytest.raises(ValueError, match="iteration 0 has 2 samples of rank 0"):
-        headline(np.array([0, 0]), np.array([0, 0]), np.array([1, 2]))
-    empty = np.array([], dtype=np.int64)
-    assert headline(empty, empty, empty) is None
+    assert median([10, 40, 20, 30]) == 25
+    assert median([]) is None
 
 
 def test_a_ratio_pairs_repeats_by_number() -> None:

@@ -1,0 +1,38 @@
+"""How many requests an arm admits at once, and whether that limit decides a comparison."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from sweeps.results import Trial
+
+
+def admitted(trial: Trial) -> int | None:
+    """Sequences that the engines of a serving trial run at once; None where it is not known.
+
+    Each data-parallel rank is an engine with its own `max_num_seqs`. A server that was there
+    before has a limit that nobody told us.
+    """
+    config: dict[str, Any] = json.loads(trial.config_json or "{}")
+    arm = (config.get("arm") or {}).get("arm") or {}
+    if arm.get("kind") in (None, "attached") or "max_num_seqs" not in arm:
+        return None
+    return int(arm["max_num_seqs"]) * int(arm.get("dp", 1))
+
+
+def equal_batch_remark(found: Sequence[Trial]) -> list[str]:
+    """A paragraph where arms admit unlike numbers of requests and a cell passes the smaller."""
+    limits = {t.label: limit for t in found if (limit := admitted(t)) is not None}
+    if len(set(limits.values())) < 2:
+        return []
+    least = min(limits.values())
+    if all((t.concurrency or 0) <= least for t in found):
+        return []
+    words = ", ".join(f"{arm} {limit}" for arm, limit in limits.items())
+    return [
+        f"Unequal batch: requests that the engines admit at once (`max_num_seqs` x engines): "
+        f"{words}. Above c = {least} the figures compare admission limits as much as parallelism; "
+        "an arm with an equal total belongs beside these."
+    ]
