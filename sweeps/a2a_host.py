@@ -19,6 +19,7 @@ from ep_ray.interrupt import uninterrupted
 from ep_ray.observer import Observer
 from ep_ray.placement import Slot, find_slots, in_bundle, release, reserve
 from ep_ray.proof import counter_evidence, link_evidence
+from ep_ray.session import NOSET
 from ep_ray.transport import PEER, evidence_in_log, transport_env
 from ep_ray.watchdog import TrialError, kill_all, stacks, wait_all
 from sweeps.outcome import Outcome, what_ran
@@ -99,7 +100,7 @@ class A2aHost:
             [bundle] * self._size, "ep_ray:a2a", self._config.cluster.placement_timeout_s
         )
         self._ranks = _Ranks(group, [], [])
-        slots = find_slots(group, self._size, gpus, deadlines.actor_start_s)
+        slots = find_slots(group, self._size, gpus, deadlines.actor_start_s, self._unmask(gpus))
         for rank, slot in enumerate(slots):
             self._ranks.actors.append(self._actor(group, rank, slot, gpus, trial))
         refs = [actor.facts.remote() for actor in self._ranks.actors]
@@ -115,9 +116,14 @@ class A2aHost:
         actor = RankActor.options(
             **where, name=f"rank:{self._label}:{rank}", runtime_env={"env_vars": env}
         )
+        env |= self._unmask(gpus)
         masked = gpus and self._config.cluster.mask_gpus
         index = (0 if masked else slot.gpu_indices[0]) if gpus else None
         return actor.remote(index)
+
+    def _unmask(self, gpus: float) -> dict[str, str]:
+        # The nodes of a cluster that runs already do not have this driver's environment.
+        return {NOSET: "1"} if gpus and not self._config.cluster.mask_gpus else {}
 
     def _join(self, actors: Sequence[Any]) -> None:
         deadline = self._config.deadlines.communicator_s

@@ -11,54 +11,54 @@ from ray.cluster_utils import Cluster
 
 from ep_ray.observer import Observer
 from ep_ray.placement import PlacementError, Slot, find_slots, rank_order, release, reserve
+from ep_ray.session import NOSET
 from sweeps.doctor.node import examine_cluster
 
-NODES, GPUS = 4, 4
+NODES, GPUS = 4, 2
 DEADLINE_S = 90.0
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """Nodes that claim four GPUs each; nothing here touches one."""
+    """Nodes that claim two GPUs each; nothing here touches one."""
     # The dashboard's process would only cost memory and start-up time.
-    head = {"num_cpus": 6, "num_gpus": GPUS, "include_dashboard": False}
+    head = {"num_cpus": 3, "num_gpus": GPUS, "include_dashboard": False}
     made = Cluster(initialize_head=True, head_node_args=head)
     for _ in range(NODES - 1):
-        made.add_node(num_cpus=6, num_gpus=GPUS)
+        made.add_node(num_cpus=3, num_gpus=GPUS)
     ray.init(address=made.address, log_to_driver=False, configure_logging=False)
     yield made
     ray.shutdown()
     made.shutdown()
 
 
-def place(bundles: int, gpus: int) -> list[Slot]:
+def place(bundles: int, gpus: int, env: dict[str, str]) -> list[Slot]:
     group = reserve([{"CPU": 1, "GPU": gpus}] * bundles, "test", DEADLINE_S)
     try:
-        return find_slots(group, bundles, gpus, DEADLINE_S)
+        return find_slots(group, bundles, gpus, DEADLINE_S, env)
     finally:
         release(group)
 
 
 def test_ranks_are_sorted_by_node_and_device(cluster: Cluster) -> None:
-    slots = place(NODES * GPUS, 1)
-    nodes = [(node_id, len(list(same))) for node_id, same in groupby(slots, lambda s: s.node_id)]
-    assert [count for _, count in nodes] == [GPUS] * NODES  # each node's ranks stand together
-    assert len({node_id for node_id, _ in nodes}) == NODES
-    for _, same in groupby(slots, lambda s: s.node_id):
-        assert [slot.gpu_indices for slot in same] == [(i,) for i in range(GPUS)]
+    slots = place(NODES * GPUS, 1, {})
+    by_node = [list(same) for _, same in groupby(slots, lambda s: s.node_id)]
+    assert [len(same) for same in by_node] == [GPUS] * NODES  # each node's ranks stand together
+    for same in by_node:
+        # Ray masks the others, so that each process sees one GPU, with index 0.
+        assert [slot.gpu_indices for slot in same] == [(0,)] * GPUS
+        assert [slot.gpu_ids for slot in same] == [(str(i),) for i in range(GPUS)]
     assert rank_order(slots[::-1]) == list(range(len(slots)))[::-1]
 
 
 def test_a_tp_group_stays_inside_a_node(cluster: Cluster) -> None:
-    slots = place(NODES * 2, 2)
+    slots = place(NODES, 2, {NOSET: "1"})
     assert len({slot.node_id for slot in slots}) == NODES
-    assert all(len(set(slot.gpu_indices)) == 2 for slot in slots)
-    taken = [(slot.node_id, index) for slot in slots for index in slot.gpu_indices]
-    assert len(set(taken)) == NODES * GPUS
+    assert all(sorted(slot.gpu_indices) == [0, 1] for slot in slots)  # unmasked: all are seen
 
 
 def test_a_tp_group_larger_than_a_node_is_never_split(cluster: Cluster) -> None:
-    with pytest.raises(PlacementError, match="INFEASIBLE|PENDING"):
+    with pytest.raises(PlacementError, match=r"INFEASIBLE|PENDING"):
         reserve([{"CPU": 1, "GPU": GPUS + 1}], "too wide", 3.0)
 
 

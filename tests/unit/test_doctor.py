@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -223,8 +224,13 @@ def test_exit_code_and_json(
 
 
 def test_unreachable_cluster_is_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--address", "no-such-host.invalid:6379"]) == 1
-    assert "no-such-host.invalid" in capsys.readouterr().err
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # bound and not listening: refuses at once
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+        assert main(["--address", address]) == 1
+    error = capsys.readouterr().err
+    assert address in error
+    assert "ray status" in error
 
 
 def test_help_imports_nothing_heavy() -> None:
