@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,7 +90,13 @@ def in_bundle(group: PlacementGroup, index: int, gpus: float, cpus: float = 1) -
     return {"scheduling_strategy": strategy, "num_gpus": gpus, "num_cpus": cpus}
 
 
-def find_slots(group: PlacementGroup, bundles: int, gpus: float, timeout_s: float) -> list[Slot]:
+def find_slots(
+    group: PlacementGroup,
+    bundles: int,
+    gpus: float,
+    timeout_s: float,
+    env: Mapping[str, str] | None = None,
+) -> list[Slot]:
     """Where the bundles of a group are, in rank order.
 
     Args:
@@ -98,12 +104,14 @@ def find_slots(group: PlacementGroup, bundles: int, gpus: float, timeout_s: floa
         bundles: How many bundles it has.
         gpus: GPUs of each bundle, a fraction where ranks share one; 0 on the CPU.
         timeout_s: Deadline.
+        env: Variables of the ranks that bear on which GPUs they see.
 
     Raises:
         TrialError: A node did not answer.
     """
+    more = {"runtime_env": {"env_vars": dict(env)}} if env else {}
     refs = [
-        _slot.options(**in_bundle(group, index, gpus), name=f"slot:{index}").remote(index)
+        _slot.options(**in_bundle(group, index, gpus), **more, name=f"slot:{index}").remote(index)
         for index in range(bundles)
     ]
     found: list[Slot] = wait_all(refs, timeout_s, "finding the placed nodes")

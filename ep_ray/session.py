@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import uuid
@@ -24,6 +25,7 @@ from ep_ray.inventory import Machine, local_machine
 NAMESPACE = "ep_ray"
 NOSET = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 _ATTACH_S = 60.0
+_CONNECT_S = 10.0
 _MARK = "EP_RAY_SESSION"
 _log = logging.getLogger(__name__)
 
@@ -92,6 +94,7 @@ class Session:
             signal.signal(signal.SIGTERM, handler)  # Ray has set its own
 
     def _attach(self, address: str) -> None:
+        _check_listening(address)
         ray.init(
             address=address,
             namespace=NAMESPACE,
@@ -164,6 +167,13 @@ def _dismiss(process: subprocess.Popen[bytes]) -> None:
     if failed:
         mark = f"{_MARK}={os.environ[_MARK]}".encode()
         _log.warning("processes %s of this sweep cannot be killed", guard.marked(mark))
+
+
+def _check_listening(address: str) -> None:
+    """Raises OSError if nobody listens at `host:port`: Ray itself would wait for minutes."""
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
 
 
 def _absolute_python_path() -> None:

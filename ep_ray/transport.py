@@ -1,15 +1,21 @@
-"""Asks for a transport through the environment, and proves which one carried the traffic."""
+"""Asks for a transport through the environment, and judges what was seen of it.
+
+Evidence comes from NCCL's own log lines (here) and from byte counters and the GPUs' links
+(`ep_ray.proof`).
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from ep_ray.config.schema import Transport, TransportKind
 
 NETWORKS = (TransportKind.tcp, TransportKind.ib, TransportKind.efa)
+PEER = "p2p"
+"""GPUs that reach each other's memory, over NVLink or PCIe: NCCL's log does not say which."""
+LOG, COUNTERS, LINKS = "log", "counters", "links"
 
 _ASK: dict[TransportKind, dict[str, str]] = {
     TransportKind.auto: {},
@@ -27,9 +33,18 @@ _NETWORK = re.compile(r"Using network (\S.*)")
 
 @dataclass(frozen=True)
 class Evidence:
-    """One piece of evidence about what carried traffic; a row of the `transport` table."""
+    """One piece of evidence about what carried traffic; a row of the `transport` table.
 
-    rank: int
+    Attributes:
+        rank: Whose it is; None for a machine or the whole cluster.
+        source: `log`, `counters` or `links`.
+        evidence: What was seen, in words.
+        transport: What it shows; None where it shows none.
+        bytes_seen: What counters grew by.
+        bytes_expected: The least that they had to grow by.
+    """
+
+    rank: int | None
     source: str
     evidence: str
     transport: str | None
@@ -53,7 +68,8 @@ def transport_env(transport: Transport, group: str, one_node: bool) -> dict[str,
     env = {"NCCL_NVLS_ENABLE": "0", "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV"}
     env |= _ASK[transport.kind]
     if transport.kind in NETWORKS:
-        env["NCCL_HOSTID"] = group
+        # Racks whose NVLink spans hosts would see through the different host ids.
+        env |= {"NCCL_HOSTID": group, "NCCL_MNNVL_ENABLE": "0"}
     if one_node:
         env["GLOO_SOCKET_IFNAME"] = "lo"
     if transport.interface:
@@ -73,13 +89,13 @@ def evidence_in_log(rank: int, lines: Iterable[str]) -> list[Evidence]:
         network = _NETWORK.search(line)
         if network:
             found.setdefault(f"Using network {network.group(1).strip()}", None)
-    return [Evidence(rank, "log", text, kind) for text, kind in found.items()]
+    return [Evidence(rank, LOG, text, kind) for text, kind in found.items()]
 
 
 def _transport_of(channel: str) -> str:
     name = channel.upper()
     if name.startswith("P2P"):
-        return TransportKind.nvlink.name
+        return PEER
     if name.startswith("SHM"):
         return TransportKind.shm.name
     for word, kind in (("NET/SOCKET", "tcp"), ("NET/IB", "ib"), ("LIBFABRIC", "efa")):
@@ -93,48 +109,25 @@ def judge(asked: TransportKind, seen: Iterable[Evidence], local_links: bool) -> 
 
     Args:
         asked: The transport of the arm.
-        seen: Evidence of all ranks.
+        seen: Evidence of all ranks and machines.
         local_links: Whether faster links inside a TP group are part of the arm.
 
     Returns:
-        (status, transports seen): `proved`, `contradicted`, `unproved`, or `observed` where
-        nothing was asked for.
+        (status, transports seen). `contradicted`: another transport carried traffic.
+        `unproved`: nothing shows the one asked for, or the ports of the network asked for
+        carried less than they must have. `observed`: nothing was asked for. Else `proved`.
     """
-    kinds = {e.transport for e in seen if e.transport}
-    words = "+".join(sorted(kinds))
+    evidence = list(seen)
+    kinds = {e.transport for e in evidence if e.transport}
+    words = "+".join(sorted(kinds - ({PEER} if TransportKind.nvlink.name in kinds else set())))
     if asked is TransportKind.auto:
         return "observed", words
-    if not kinds:
-        return "unproved", words
     tolerated = {asked.name}
+    if asked is TransportKind.nvlink or (local_links and asked in NETWORKS):
+        tolerated |= {TransportKind.nvlink.name, PEER}
     if local_links and asked in NETWORKS:
-        tolerated |= {TransportKind.nvlink.name, TransportKind.shm.name}
-    if asked.name in kinds and kinds <= tolerated:
-        return "proved", words
-    return "contradicted", words
-
-
-def interface_bytes(path: str = "/proc/net/dev") -> dict[str, int]:
-    """Bytes received per network interface since boot (loopback counts each byte once)."""
-    counters: dict[str, int] = {}
-    for line in Path(path).read_text().splitlines()[2:]:
-        name, _, numbers = line.partition(":")
-        counters[name.strip()] = int(numbers.split()[0])
-    return counters
-
-
-def interface_evidence(
-    rank: int, before: Mapping[str, int], after: Mapping[str, int], expected_bytes: int
-) -> Evidence:
-    """Whether the busiest interface carried at least the expected bytes: a socket transport."""
-    growth = {name: after[name] - before.get(name, 0) for name in after}
-    name = max(growth, key=lambda k: growth[k])
-    carried = growth[name] >= expected_bytes > 0
-    return Evidence(
-        rank,
-        "interface",
-        f"{name} received {growth[name]:,} bytes; the collective sends {expected_bytes:,}",
-        TransportKind.tcp.name if carried else None,
-        growth[name],
-        expected_bytes,
-    )
+        tolerated.add(TransportKind.shm.name)
+    if not kinds <= tolerated:
+        return "contradicted", words
+    short = asked in NETWORKS and any(e.bytes_expected and not e.transport for e in evidence)
+    return "proved" if asked.name in kinds and not short else "unproved", words

@@ -167,6 +167,13 @@ class EngineRank:
         """Ends the server and everything that it started. Returns pids that would not die."""
         return [] if self._server is None else self._server.stop(grace_s)
 
+    def nccl_lines(self) -> list[str]:
+        """What NCCL wrote into the server's log: versions, environment and channels."""
+        if not self._log.is_file():
+            return []
+        with self._log.open(errors="replace") as log:
+            return [line.rstrip() for line in log if "NCCL" in line]
+
     def log_tail(self, lines: int) -> str:
         return tail(self._log, lines)
 

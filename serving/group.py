@@ -115,6 +115,10 @@ class EngineGroup:
         settled = self._call("stable_counters", ranks, timeout_s + CALL_S, timeout_s)
         return {launch.name: found for launch, found in zip(self.launches, settled, strict=True)}
 
+    def nccl_lines(self) -> list[list[str]]:
+        """What NCCL wrote into each rank's log, on whatever node it lies."""
+        return list(self._call("nccl_lines", range(len(self._actors)), CALL_S))
+
     def log_tails(self, lines: int = 40) -> dict[str, str]:
         """The end of each rank's log, by name; of ranks whose actor still answers."""
         refs = [actor.log_tail.remote(lines) for actor in self._actors]

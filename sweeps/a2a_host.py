@@ -16,10 +16,14 @@ from ep_ray.address import is_one_node
 from ep_ray.backends.base import Spec
 from ep_ray.config.schema import Config, DeviceKind, TransportKind
 from ep_ray.interrupt import uninterrupted
+from ep_ray.observer import Observer
 from ep_ray.placement import Slot, find_slots, in_bundle, release, reserve
-from ep_ray.transport import evidence_in_log, interface_evidence, judge, transport_env
+from ep_ray.proof import counter_evidence, link_evidence
+from ep_ray.session import NOSET
+from ep_ray.transport import PEER, evidence_in_log, transport_env
 from ep_ray.watchdog import TrialError, kill_all, stacks, wait_all
-from sweeps.outcome import Outcome, evidence_rows, what_ran
+from sweeps.outcome import Outcome, what_ran
+from sweeps.prove import prove
 from sweeps.trial import A2aTrial
 
 _COMMUNICATOR = {DeviceKind.cpu: "gloo", DeviceKind.cuda: "nccl"}
@@ -43,10 +47,14 @@ class A2aHost:
         device: `cpu` or `cuda`.
         ranks: Most ranks that a trial of this host needs; smaller ones use the first ranks.
         label: Distinguishes this sweep's temporary files.
+        observer: Watches the machines while a trial runs.
     """
 
-    def __init__(self, config: Config, device: DeviceKind, ranks: int, label: str) -> None:
+    def __init__(
+        self, config: Config, device: DeviceKind, ranks: int, label: str, observer: Observer
+    ) -> None:
         self._config = config
+        self._observer = observer
         self._device = device
         self._size = ranks
         self._label = label
@@ -92,7 +100,7 @@ class A2aHost:
             [bundle] * self._size, "ep_ray:a2a", self._config.cluster.placement_timeout_s
         )
         self._ranks = _Ranks(group, [], [])
-        slots = find_slots(group, self._size, gpus, deadlines.actor_start_s)
+        slots = find_slots(group, self._size, gpus, deadlines.actor_start_s, self._unmask(gpus))
         for rank, slot in enumerate(slots):
             self._ranks.actors.append(self._actor(group, rank, slot, gpus, trial))
         refs = [actor.facts.remote() for actor in self._ranks.actors]
@@ -108,9 +116,14 @@ class A2aHost:
         actor = RankActor.options(
             **where, name=f"rank:{self._label}:{rank}", runtime_env={"env_vars": env}
         )
+        env |= self._unmask(gpus)
         masked = gpus and self._config.cluster.mask_gpus
         index = (0 if masked else slot.gpu_indices[0]) if gpus else None
         return actor.remote(index)
+
+    def _unmask(self, gpus: float) -> dict[str, str]:
+        # The nodes of a cluster that runs already do not have this driver's environment.
+        return {NOSET: "1"} if gpus and not self._config.cluster.mask_gpus else {}
 
     def _join(self, actors: Sequence[Any]) -> None:
         deadline = self._config.deadlines.communicator_s
@@ -127,54 +140,48 @@ class A2aHost:
     def _measure(self, trial: A2aTrial, ranks: _Ranks) -> Outcome:
         actors = ranks.actors[: trial.ep]
         spec, procedure = self._spec(trial), self._procedure(trial)
-        before = wait_all([a.interface_bytes.remote() for a in actors], 30, "interface counters")
         backend = trial.backend
-        runs = [a.run.remote(spec, procedure, backend.name, backend.options) for a in actors]
-        results: list[TrialResult] = wait_all(
-            runs, self._config.deadlines.trial_s, f"trial {trial.cell}"
-        )
-        after = wait_all([a.interface_bytes.remote() for a in actors], 30, "interface counters")
+        with self._observer.watch():
+            runs = [a.run.remote(spec, procedure, backend.name, backend.options) for a in actors]
+            results: list[TrialResult] = wait_all(
+                runs, self._config.deadlines.trial_s, f"trial {trial.cell}"
+            )
         logs = wait_all([a.nccl_log.remote() for a in actors], 30, "NCCL logs")
         errors = sorted({result.error for result in results if result.error})
         outcome = Outcome(status="failed" if errors else "ok", error="; ".join(errors) or None)
         outcome.rows["operations"] = [] if errors else results[0].operations
         outcome.rows["samples"] = _samples(results)
-        self._add_facts(outcome, trial, ranks, results, before[0], after[0], logs)
-        return outcome
-
-    def _add_facts(
-        self,
-        outcome: Outcome,
-        trial: A2aTrial,
-        ranks: _Ranks,
-        results: list[TrialResult],
-        before: dict[str, int],
-        after: dict[str, int],
-        logs: list[list[str]],
-    ) -> None:
-        evidence = [e for rank, lines in enumerate(logs) for e in evidence_in_log(rank, lines)]
-        if self._device is DeviceKind.cpu and trial.ep > 1 and results[0].operations:
-            evidence.append(interface_evidence(0, before, after, _sent_bytes(trial, results)))
-        status, seen = judge(trial.transport.kind, evidence, local_links=False)
-        if trial.ep == 1:
-            status, seen = "not_applicable", ""
-        outcome.rows["transport"] = evidence_rows(evidence)
         facts = ranks.facts[: trial.ep]
-        outcome.facts |= {
-            "transport_status": status,
-            "transport_seen": seen,
-            "shared_gpu": self._shared,
-        }
-        outcome.facts |= what_ran(
+        self._prove(outcome, trial, facts, logs)
+        outcome.facts |= {"shared_gpu": self._shared} | what_ran(
             facts[0]["versions"],
             _hardware(facts),
             {str(rank): f["env"] for rank, f in enumerate(facts)},
             facts[0]["gpu_name"] or facts[0]["machine"]["cpu"],
         )
+        return outcome
+
+    def _prove(
+        self,
+        outcome: Outcome,
+        trial: A2aTrial,
+        facts: Sequence[dict[str, Any]],
+        logs: Sequence[list[str]],
+    ) -> None:
         asked = trial.transport.kind
-        if status == "contradicted" and asked is not TransportKind.auto and outcome.status == "ok":
-            outcome.status = "failed"
-            outcome.error = f"asked for transport {asked.name}, seen {seen}"
+        evidence = [e for rank, lines in enumerate(logs) for e in evidence_in_log(rank, lines)]
+        if any(e.transport == PEER for e in evidence):
+            linked = self._observer.linked_by_nvlink()
+            evidence += link_evidence(evidence, [f["env"] for f in facts], linked)
+        # CPU ranks talk over sockets, whatever is asked.
+        counted = TransportKind.tcp if self._device is DeviceKind.cpu else asked
+        expected = sum(
+            row["wire_bytes_total"] * (row["warmup_iterations"] + trial.iterations)
+            for row in outcome.rows["operations"]
+        )
+        also = "the correctness check, the measurement of the links, and Ray"
+        evidence += counter_evidence(counted, self._observer.grown, expected, also)
+        prove(outcome, asked, evidence, crosses=trial.ep > 1, local_links=False)
 
     def _spec(self, trial: A2aTrial) -> Spec:
         work = self._config.workload
@@ -248,9 +255,3 @@ def _samples(results: Sequence[TrialResult]) -> pa.Table:
     columns = zip(*(result.samples.columns() for result in results), strict=True)
     names = ("op", "role", "rank", "iteration", "duration_ns")
     return pa.table({n: np.concatenate(c) for n, c in zip(names, columns, strict=True)})
-
-
-def _sent_bytes(trial: A2aTrial, results: list[TrialResult]) -> int:
-    """Payload that the measured iterations of all operations must have moved over the wire."""
-    per_iteration = sum(row["wire_bytes_total"] for row in results[0].operations)
-    return int(per_iteration) * trial.iterations

@@ -18,6 +18,7 @@ from ep_ray.placement import find_slots, in_bundle, release, reserve
 from ep_ray.transport import Evidence, evidence_in_log, transport_env
 from ep_ray.watchdog import TrialError, wait_all
 from serving.engine import Launch, Seat, plan_launches
+from serving.expert_bytes import expert_bytes
 from serving.group import EngineGroup, GroupError, deploy
 from serving.load.prompts import CallSpec
 from serving.load.records import CellRecord, Request
@@ -237,14 +238,21 @@ class ArmHost:
         return found
 
     def evidence(self) -> list[Evidence]:
-        """NCCL's statements in the ranks' logs, where this machine has them."""
-        found: list[Evidence] = []
-        for rank, launch in enumerate(self._up.launches):
-            path = self._logs / f"{launch.name.replace(':', '-')}.log"
-            if path.is_file():
-                lines = path.read_text(errors="replace").splitlines()
-                found += evidence_in_log(rank, lines)
-        return found
+        """NCCL's statements in the ranks' logs, wherever they lie.
+
+        Raises:
+            TrialError: A rank is gone.
+        """
+        try:
+            logs = self._up.nccl_lines()
+        except GroupError as error:
+            raise TrialError("crash", f"the ranks' logs: {error}") from error
+        return [e for rank, lines in enumerate(logs) for e in evidence_in_log(rank, lines)]
+
+    def expert_bytes(self, record: CellRecord) -> int | None:
+        """The least that the experts of a cell's complete requests sent between ranks."""
+        complete = [request for request in record.requests if request.state == "complete"]
+        return expert_bytes(self._arm, Path(self._model.path), complete)
 
     def what_ran(self) -> dict[str, Any]:
         """Versions, hardware, and the real environment of each rank's server."""

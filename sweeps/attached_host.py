@@ -114,6 +114,10 @@ class AttachedHost:
         """Nothing: what is behind a URL cannot be seen from outside."""
         return []
 
+    def expert_bytes(self, record: CellRecord) -> int | None:
+        """Not known: the layout behind a URL cannot be seen from outside."""
+        return None
+
     def what_ran(self) -> dict[str, Any]:
         """The client's versions; hardware and environment of the server are not known."""
         assert self._server is not None

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
-from ep_ray.config.schema import Config
+from ep_ray.config.schema import Config, DeviceKind, TransportKind
 from ep_ray.interrupt import uninterrupted
-from ep_ray.transport import judge
+from ep_ray.observer import Observer
+from ep_ray.proof import counter_evidence, link_evidence
+from ep_ray.transport import PEER
 from ep_ray.watchdog import TrialError
 from serving.load.prompts import build_requests
+from serving.load.records import CellRecord
 from sweeps.host import Host
-from sweeps.outcome import Outcome, evidence_rows
+from sweeps.outcome import Outcome
+from sweeps.prove import prove
 from sweeps.serving_trial import ledger_of_cell, outcome_of_cell
 from sweeps.trial import ServingTrial
 
@@ -27,11 +32,21 @@ class Block:
 
     Args:
         config: The experiment.
+        device: `cpu` or `cuda`.
+        observer: Watches the machines while a cell runs.
         make_host: Makes the arm's host, not yet started.
     """
 
-    def __init__(self, config: Config, make_host: Callable[[], Host]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        device: DeviceKind,
+        observer: Observer,
+        make_host: Callable[[], Host],
+    ) -> None:
         self._config = config
+        self._on_cpu = device is DeviceKind.cpu
+        self._observer = observer
         self._make_host = make_host
         self._host: Host | None = None
         self._starts = 0
@@ -106,13 +121,14 @@ class Block:
             calibration=0 if trial.arm in self._calibrated else load.calibration,
         )
         before = host.counts(trial)
-        record = host.send(trial, requests)
+        with self._observer.watch():
+            record = host.send(trial, requests)
         self._calibrated.add(trial.arm)
         ledger = ledger_of_cell(record, host.endpoints(), before, host.counts(trial))
         outcome = outcome_of_cell(record, trial, ledger)
         outcome.facts |= self._ran
         outcome.facts["shared_gpu"] = trial.gpus > 1 and self._config.cluster.ranks_per_gpu > 1
-        _prove(outcome, trial, host)
+        self._prove(outcome, trial, host, record)
         if any(request.state != "complete" for request in record.requests):
             self._examine(outcome, host)
         return outcome
@@ -137,15 +153,16 @@ class Block:
             return False
         return True
 
-
-def _prove(outcome: Outcome, trial: ServingTrial, host: Host) -> None:
-    evidence = host.evidence()
-    asked = trial.transport.kind
-    status, seen = judge(asked, evidence, local_links=trial.layout.tp > 1)
-    if trial.gpus <= 1:
-        status, seen = "not_applicable", ""
-    outcome.rows["transport"] = evidence_rows(evidence)
-    outcome.facts |= {"transport_status": status, "transport_seen": seen}
-    if status == "contradicted" and outcome.status == "ok":
-        outcome.status = "failed"
-        outcome.error = f"asked for transport {asked.name}, seen {seen}"
+    def _prove(self, outcome: Outcome, trial: ServingTrial, host: Host, record: CellRecord) -> None:
+        asked = trial.transport.kind
+        evidence = host.evidence()
+        envs = json.loads(self._ran.get("env_json", "{}"))
+        if any(e.transport == PEER for e in evidence):
+            linked = self._observer.linked_by_nvlink()
+            evidence += link_evidence(evidence, envs.values(), linked)
+        # CPU ranks talk over sockets, whatever is asked.
+        counted = TransportKind.tcp if self._on_cpu else asked
+        expected = host.expert_bytes(record)
+        also = "HTTP of this load, Ray, and whatever else the machine runs"
+        evidence += counter_evidence(counted, self._observer.grown, expected, also)
+        prove(outcome, asked, evidence, crosses=trial.gpus > 1, local_links=trial.layout.tp > 1)

@@ -47,7 +47,10 @@ class Host(Protocol):
         """
 
     def evidence(self) -> list[Evidence]:
-        """What shows which transport carried the experts' traffic."""
+        """What the ranks' logs say about the transport of the experts' traffic."""
+
+    def expert_bytes(self, record: CellRecord) -> int | None:
+        """The least that a cell's experts sent between ranks; None where it is not known."""
 
     def what_ran(self) -> dict[str, Any]:
         """Columns of `trials` about versions, hardware and environment."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from decimal import Decimal
 
+from sweeps import plausible
 from sweeps.published import claims, data, limits
 from sweeps.published.data import ARMS, AllToAllRow, ServingRow
 from sweeps.tablefmt import Block, Metric, Section, Table, Value, side_by_side, stacked, text_table
@@ -32,6 +33,7 @@ def sections() -> list[Section]:
         claims_section(serving),
         _limits_section(serving, all_to_all),
         _doubts_section(serving, all_to_all),
+        plausibility_section(all_to_all),
     ]
 
 
@@ -153,3 +155,40 @@ def _doubts_section(serving: Sequence[ServingRow], rows: Sequence[AllToAllRow]) 
             text_table("Faster at the larger EP size", ("column", "smaller", "larger"), falls),
         ),
     )
+
+
+def plausibility_section(rows: Sequence[AllToAllRow]) -> Section:
+    """Values of the all-to-all table that break a rule, impossible ones first."""
+    found = plausible.doubts(medians(rows))
+    body = [(d.severity, d.value.cell, d.value.column, d.value.median_us, d.reason) for d in found]
+    bad = sum(d.severity == plausible.IMPOSSIBLE for d in found)
+    setup = plausible.NOMINAL
+    return Section(
+        "Plausibility of the published all-to-all values",
+        (
+            f"{bad} values cannot be right, {len(found) - bad} further ones are to be doubted. "
+            f"Bounds: {plausible.NIC_RATE / 1e9:.0f} GB/s of NIC and "
+            f"{plausible.NVLINK_RATE / 1e9:.0f} GB/s of NVLink per GPU and direction, "
+            f"{setup.links.node_size} GPUs per node, hidden {setup.hidden}, top-{setup.topk} of "
+            f"{setup.experts} experts, uniform routing, FP8 dispatch, BF16 combine.",
+            text_table("", ("severity", "cell", "column", "µs", "why"), body),
+        ),
+    )
+
+
+def medians(rows: Sequence[AllToAllRow]) -> list[plausible.Median]:
+    """The published values as the plausibility check takes them; blank cells are left out."""
+    return [
+        plausible.Median(
+            row.workload,
+            row.phase,
+            row.ep_size,
+            row.tokens,
+            row.backend,
+            row.transport,
+            row.provenance,
+            float(row.median_us),
+        )
+        for row in rows
+        if row.median_us is not None
+    ]

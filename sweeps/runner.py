@@ -11,6 +11,8 @@ from typing import Any
 
 from ep_ray.config.schema import ArmKind, Config, DeviceKind, RouterPolicy
 from ep_ray.interrupt import uninterrupted
+from ep_ray.observer import Observer
+from ep_ray.telemetry import tags
 from ep_ray.watchdog import TrialError
 from serving.models import resolve
 from sweeps.a2a_host import A2aHost
@@ -33,11 +35,13 @@ class Runner:
         self._device = device
         self._store = store
         self._progress = Progress(config.name, total)
+        self._observer = Observer()
 
     def __enter__(self) -> Runner:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._observer.close()
         self._progress.close()
 
     def run_block(self, trials: Sequence[Trial]) -> None:
@@ -57,10 +61,12 @@ class Runner:
         first = trials[0]
         if isinstance(first, A2aTrial):
             most = max(t.ep for t in trials if isinstance(t, A2aTrial))
-            return A2aHost(self._config, self._device, most, self._store.sweep_id)
+            label = self._store.sweep_id
+            return A2aHost(self._config, self._device, most, label, self._observer)
         assert isinstance(first, ServingTrial)
         routers = {t.router for t in trials if isinstance(t, ServingTrial)}
-        return Block(self._config, partial(self._serving_host, first, routers))
+        make_host = partial(self._serving_host, first, routers)
+        return Block(self._config, self._device, self._observer, make_host)
 
     def _serving_host(self, first: ServingTrial, routers: set[RouterPolicy]) -> Host:
         if first.layout.kind is ArmKind.attached:
@@ -76,5 +82,8 @@ class Runner:
             outcome = Outcome(status=error.status, error=error.reason)
         except Exception:  # a fault of ours; the other trials may still tell something
             outcome = Outcome(status="failed", error=traceback.format_exc())
+        readings = self._observer.take()
+        outcome.rows["telemetry"] = [vars(reading) for reading in readings]
+        outcome.facts["tags"] = "; ".join(tags(readings)) or None
         self._store.append(trial_row(trial, self._config.name, outcome, started_ns), outcome.rows)
         self._progress.end(outcome.status, trial.arm, outcome.headline)

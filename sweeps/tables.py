@@ -56,6 +56,7 @@ TRIALS = _schema(
     ("versions_json", pa.string()),
     ("hardware_json", pa.string()),
     ("env_json", pa.string()),  # effective NCCL_, FI_, UCX_, GLOO_, VLLM_ per rank
+    ("tags", pa.string()),  # what telemetry says against the numbers; null where nothing does
 )
 
 # One row per operation of an all-to-all trial.
@@ -133,8 +134,8 @@ LEDGER = _schema(
 
 # One row per piece of evidence about what carried the traffic.
 TRANSPORT = _schema(
-    ("rank", pa.int32()),
-    ("source", pa.string()),  # log | interface | library
+    ("rank", pa.int32()),  # null for a machine, or all of them
+    ("source", pa.string()),  # log | counters | links
     ("evidence", pa.string()),
     ("transport", pa.string()),  # what this evidence shows; null where it shows none
     ("bytes_seen", pa.int64()),

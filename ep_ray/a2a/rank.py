@@ -24,7 +24,6 @@ from ep_ray.address import service_ip
 from ep_ray.backends import registry
 from ep_ray.backends.base import Spec
 from ep_ray.inventory import effective_env, local_machine, versions
-from ep_ray.transport import interface_bytes
 
 
 @dataclass(frozen=True)
@@ -94,10 +93,6 @@ class Rank:
             "gpu_uuid": str(properties.uuid),
             "gpu_name": properties.name,
         }
-
-    def interface_bytes(self) -> dict[str, int]:
-        """Bytes received per network interface of this rank's node since boot."""
-        return interface_bytes()
 
     def nccl_log(self) -> list[str]:
         """What NCCL wrote to this rank's log so far; empty on the CPU."""

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.distributed import ProcessGroup
 
+from ep_ray.a2a.rows import SCALE_BLOCK as SCALE_BLOCK
+from ep_ray.a2a.rows import Dedup as Dedup
+from ep_ray.a2a.rows import row_bytes as row_bytes
 from ep_ray.config.schema import Dtype
-
-Dedup = Literal["none", "rank", "node"]
-SCALE_BLOCK = 128
-"""Columns that share one float32 scale in an FP8 row."""
 
 
 @dataclass(frozen=True)
@@ -76,13 +75,6 @@ class Spec:
     def combine_row_bytes(self) -> int:
         """Payload of a combined row."""
         return row_bytes(self.hidden, self.combine_dtype)
-
-
-def row_bytes(hidden: int, dtype: Dtype) -> int:
-    """Bytes of one row of `hidden` columns, scales included for FP8."""
-    if dtype is Dtype.fp8:
-        return hidden + 4 * (hidden // SCALE_BLOCK)
-    return 2 * hidden
 
 
 @dataclass(frozen=True)
