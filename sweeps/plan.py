@@ -84,6 +84,7 @@ def _a2a(config: Config, device: DeviceKind, repeat: int) -> Iterator[A2aTrial]:
         "seed": config.seed,
         "device": device.name,
         "mask_gpus": masked,
+        "ranks_per_gpu": config.cluster.ranks_per_gpu,
         "workload": workload,
         "transport": config.transport,
     }
@@ -158,7 +159,8 @@ class _ArmSide:
     @classmethod
     def of(cls, config: Config, device: DeviceKind, arm: Arm) -> _ArmSide:
         transport, router = transport_of(config, arm), router_of(config, arm)
-        shared = {"device": device.name, "model": config.model, "transport": transport}
+        shared: dict[str, Any] = {"device": device.name, "model": config.model}
+        shared |= {"transport": transport, "ranks_per_gpu": config.cluster.ranks_per_gpu}
         engines = _dump({**shared, "arm": _without(arm, ("name", "router", "transport"))})
         own = {**shared, "seed": config.seed, "router": router}
         full = {"arm": arm, "load": _without(config.load, ("shapes", "concurrency"))}
