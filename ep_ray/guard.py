@@ -65,6 +65,7 @@ def end(mark: bytes) -> bool:
 
 
 def main(mark: str) -> int:
+    """Waits for the driver's end, then ends what it left. Returns the exit code."""
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
     while os.read(0, 1024):

@@ -106,6 +106,7 @@ class Session:
         self._guard = _start_guard()
         cores = self._cluster.cpus or os.cpu_count() or 1
         ray.init(
+            address="local",  # not one that somebody started, which Ray would prefer
             num_cpus=max(cores, self.ranks + 2),
             num_gpus=self._cluster.gpus,
             include_dashboard=self._cluster.dashboard,

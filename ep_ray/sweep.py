@@ -9,15 +9,13 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import hydra
 from hydra._internal.utils import get_args_parser
-from omegaconf import DictConfig
 
 from ep_ray import interrupt
 from ep_ray.config.compose import compose_all, register, typed
 from ep_ray.config.errors import ConfigError, SweepError
-from ep_ray.config.folder import CONFIG_NAME, config_dir
 from ep_ray.config.schema import Config
+from ep_ray.hydra_bridge import ThroughHydra, run_jobs
 
 # Exit codes: all trials fine, a trial failed, the command line cannot run.
 OK, FAILED, REFUSED = 0, 1, 2
@@ -55,7 +53,7 @@ def _main() -> int:
     # Completion asks with half-written words, help with none: nothing to check there.
     points = [] if informative else _points(arguments)
     if informative or arguments.cfg:
-        _hydra_main(lambda _: None)
+        run_jobs(lambda _: None)
         return OK
     return _sweep(points)
 
@@ -76,32 +74,14 @@ def _sweep(points: list[Config]) -> int:
 
     sweep = Sweep(points)
     try:
-        _hydra_main(lambda composed: sweep.run(typed(composed)))
+        run_jobs(lambda composed: sweep.run(typed(composed)))
         return OK if sweep.finish() else FAILED
-    except _ThroughHydra as stop:
+    except ThroughHydra as stop:
         raise stop.error from None
     finally:
         with interrupt.uninterrupted():
             sweep.close()
             interrupt.ignore()
-
-
-class _ThroughHydra(BaseException):
-    """Carries an error past Hydra, which would explain it its own way and start the next job."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-def _hydra_main(task: Any) -> None:
-    def run(composed: DictConfig) -> None:
-        try:
-            task(composed)
-        except Exception as error:
-            raise _ThroughHydra(error) from error
-
-    hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=CONFIG_NAME)(run)()
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ def wait_all(refs: Sequence[Any], deadline_s: float, what: str) -> list[Any]:
     if first is not None:
         raise first
     if pending:
-        raise TrialError("timeout", f"{what}: no answer within {deadline_s:.0f} s")
+        raise TrialError("timeout", f"{what}: no answer within {deadline_s:g} s")
     return [results[rank] for rank in range(len(refs))]
 
 
@@ -84,7 +84,7 @@ def _result(ref: Any, what: str, who: str) -> Any:
 def _exit_detail(error: RayActorError) -> str:
     """What Ray knows of the end of the process; its message has it behind much else."""
     _, found, detail = str(error).partition("Worker exit detail: ")
-    return f": {detail.strip()}" if found else ""
+    return f": {detail.partition(' Some common causes')[0].strip()}" if found else ""
 
 
 def stacks(actors: Sequence[Any], method: str = "stacks", timeout_s: float = 5.0) -> str:

@@ -112,20 +112,26 @@ class EngineRank:
                 raise self._error(what, EngineTimeoutError)
             time.sleep(POLL_S)
         self._health_s = time.monotonic() - self._started_s
+        self.serve_one_token(max(1.0, deadline - time.monotonic()))
+        self._startup_s = time.monotonic() - self._started_s
+        return self._startup_s
+
+    def serve_one_token(self, timeout_s: float) -> None:
+        """Proves that the engine serves.
+
+        Raises:
+            EngineTimeoutError: No token came within `timeout_s`.
+            EngineError: It died, or answered with an error.
+        """
         try:
             engine_http.generate_one_token(
-                self._launch.url,
-                self._launch.model.name,
-                _plain_token(self._launch),
-                max(1.0, deadline - time.monotonic()),
+                self._launch.url, self._launch.model.name, _plain_token(self._launch), timeout_s
             )
         except (OSError, ValueError) as error:
             self._raise_if_dead()
             late = isinstance(getattr(error, "reason", error), TimeoutError)
-            what = f"is healthy, but gave no token: {error}"
-            raise self._error(what, EngineTimeoutError if late else EngineError) from None
-        self._startup_s = time.monotonic() - self._started_s
-        return self._startup_s
+            kind = EngineTimeoutError if late else EngineError
+            raise self._error(f"is healthy, but gave no token: {error}", kind) from None
 
     def check(self) -> str | None:
         """None while the server runs; else why it does not, with the end of its log."""

@@ -100,7 +100,8 @@ def generate_one_token(base_url: str, model: str, token_id: int, timeout_s: floa
 
 
 def counters(base_url: str, timeout_s: float = 10.0) -> Counters:
-    return parse_counters(get(f"{base_url}/metrics", timeout_s))
+    """Reads `/metrics` of a server. Raises OSError when it does not answer."""
+    return parse_counters(get(f"{base_url.rstrip('/')}/metrics", timeout_s))
 
 
 def stable_counters(read: Callable[[], Counters], timeout_s: float) -> Counters:

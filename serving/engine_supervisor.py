@@ -139,6 +139,7 @@ def _watch(server: int) -> int | None:
 
 
 def main(argv: list[str]) -> int:
+    """Leaves a supervisor behind that starts `argv`, watches it and ends what it started."""
     if os.fork():
         return 0
     os.setsid()

@@ -87,6 +87,11 @@ class EngineGroup:
         if reasons:
             raise GroupError("\n".join(reasons))
 
+    def check_serving(self, timeout_s: float) -> None:
+        """Raises GroupError unless every rank generates a token; its counters count that."""
+        ranks = range(len(self._actors))
+        self._call("serve_one_token", ranks, timeout_s + CALL_S, timeout_s)
+
     def watch(self, until: Callable[[], bool], timeout_s: float, interval_s: float = 1.0) -> None:
         """Waits for `until` while all ranks live.
 

@@ -23,8 +23,8 @@ from ep_ray.session import NOSET
 from ep_ray.transport import PEER, evidence_in_log, transport_env
 from ep_ray.watchdog import TrialError, kill_all, stacks, wait_all
 from sweeps.outcome import Outcome, what_ran
-from sweeps.plan import A2aTrial
 from sweeps.prove import prove
+from sweeps.trial import A2aTrial
 
 _COMMUNICATOR = {DeviceKind.cpu: "gloo", DeviceKind.cuda: "nccl"}
 

@@ -24,16 +24,18 @@ from serving.load.prompts import CallSpec
 from serving.load.records import CellRecord, Request
 from serving.load.target import Target
 from serving.models import ResolvedModel
-from serving.ports import PortError, check_free, check_map, ephemeral_range, port_map
+from serving.ports import PortError, check_free, check_map, ephemeral_range, port_map, wait_free
 from serving.router.actor import RouterActor
 from sweeps.driver import Driver
 from sweeps.host import Counts
 from sweeps.outcome import what_ran
-from sweeps.plan import ServingTrial
+from sweeps.trial import ServingTrial
 
 _COUNTERS_S = 30.0
 _CALL_S = 30.0
 _DRAIN_S = 1.0
+_TOKEN_S = 30.0
+_LOG_LINES = 10  # of each engine, in the reason of a cell that timed out
 
 
 class ArmHost:
@@ -69,6 +71,7 @@ class ArmHost:
         self._router: Any = None
         self._driver: Driver | None = None
         self._router_url = ""
+        self._fronts = 0
 
     def endpoints(self) -> list[str]:
         """Names of the ranks, in rank order."""
@@ -87,9 +90,7 @@ class ArmHost:
         """
         try:
             self._deploy()
-            if self._policies:
-                self._start_router()
-            self._driver = Driver(self._arm.name)
+            self._start_front()
         except BaseException as error:
             with uninterrupted():
                 left = self.close()
@@ -137,16 +138,23 @@ class ArmHost:
         check_map(claims, ephemeral_range())
         check_free([claim for claim in claims if claim.node_ip == here])
 
-    def _start_router(self) -> None:
+    def _start_front(self) -> None:
+        # Ray frees the name of a killed actor late.
+        self._fronts += 1
+        name = self._arm.name + (f":{self._fronts}" if self._fronts > 1 else "")
+        if self._policies:
+            self._start_router(f"router:{name}")
+        self._driver = Driver(name)
+
+    def _start_router(self, name: str) -> None:
         router = self._config.router
         self._router = (
             cast(Any, RouterActor)
-            .options(name=f"router:{self._arm.name}", num_cpus=0)
-            .remote(f"router:{self._arm.name}", router.host, router.port)
+            .options(name=name, num_cpus=0)
+            .remote(name, router.host, router.port)
         )
-        self._router_url = wait_all([self._router.start.remote()], _CALL_S, "start of the router")[
-            0
-        ]
+        started = wait_all([self._router.start.remote()], _CALL_S, "start of the router")
+        self._router_url = started[0]
         endpoints = [(endpoint.name, endpoint.url) for endpoint in self._up.endpoints]
         wait_all([self._router.set_endpoints.remote(endpoints)], _CALL_S, "the router's endpoints")
 
@@ -171,14 +179,20 @@ class ArmHost:
         """
         assert self._driver is not None
         load = self._config.load
-        return self._driver.send(
-            self._targets(trial),
-            requests,
-            trial.concurrency,
-            load.request_timeout_s,
-            self._config.deadlines.trial_s,
-            self._check_alive,
-        )
+        try:
+            return self._driver.send(
+                self._targets(trial),
+                requests,
+                trial.concurrency,
+                load.request_timeout_s,
+                self._config.deadlines.trial_s,
+                self._check_alive,
+            )
+        except TrialError as error:
+            if error.status == "timeout":
+                tails = self._up.log_tails(_LOG_LINES)
+                error.reason += "".join(f"\nThe end of {n}'s log:\n{t}" for n, t in tails.items())
+            raise
 
     def _targets(self, trial: ServingTrial) -> list[Target]:
         """The router, or without one the ranks themselves, which the client takes in turn."""
@@ -193,6 +207,19 @@ class ArmHost:
         except GroupError as error:
             raise TrialError(_status(error), str(error)) from error
         self._router_counts()
+
+    def mend(self) -> None:
+        """Replaces router and client if every rank still generates a token: engines are dear.
+
+        Raises:
+            TrialError: A rank does not serve, or router or client do not come up.
+        """
+        self._close_front()
+        try:
+            self._up.check_serving(_TOKEN_S)
+        except GroupError as error:
+            raise TrialError(_status(error), str(error)) from error
+        self._start_front()
 
     def counts(self, trial: ServingTrial) -> Counts:
         """The trial's router's running counters and the engines' settled ones."""
@@ -242,16 +269,21 @@ class ArmHost:
 
     def close(self) -> list[str]:
         """Ends everything of the arm. Returns what is left, in words."""
+        self._close_front()
+        grace_s = self._config.deadlines.teardown_s
+        left = self._group.stop(grace_s) if self._group is not None else []
+        release(self._placement)
+        self._group = self._placement = None
+        return left
+
+    def _close_front(self) -> None:
         if self._driver is not None:
             self._driver.close()
         if self._router is not None:
             ray.wait([self._router.stop.remote(_DRAIN_S)], timeout=_CALL_S)
             ray.kill(self._router)
-        grace_s = self._config.deadlines.teardown_s
-        left = self._group.stop(grace_s) if self._group is not None else []
-        release(self._placement)
-        self._driver = self._router = self._group = self._placement = None
-        return left
+            wait_free([self._config.router.port], _CALL_S)
+        self._driver = self._router = None
 
 
 def _status(error: GroupError) -> str:

@@ -18,7 +18,7 @@ from serving.load.target import Target
 from sweeps.driver import Driver
 from sweeps.host import Counts
 from sweeps.outcome import what_ran
-from sweeps.plan import ServingTrial
+from sweeps.trial import ServingTrial
 
 _COUNTERS_S = 30.0
 
@@ -104,6 +104,11 @@ class AttachedHost:
             raise TrialError(
                 "failed", f"counters of rank {url} (arm.rank_urls): {error}"
             ) from error
+
+    def mend(self) -> None:
+        """Replaces the load client. Raises `TrialError` if the server takes no request any more."""
+        self.close()
+        self.start()
 
     def evidence(self) -> list[Evidence]:
         """Nothing: what is behind a URL cannot be seen from outside."""

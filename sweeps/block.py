@@ -16,9 +16,9 @@ from serving.load.prompts import build_requests
 from serving.load.records import CellRecord
 from sweeps.host import Host
 from sweeps.outcome import Outcome
-from sweeps.plan import ServingTrial
 from sweeps.prove import prove
 from sweeps.serving_trial import ledger_of_cell, outcome_of_cell
+from sweeps.trial import ServingTrial
 
 _STARTS = 3  # of an arm whose ranks die in the middle of a block
 
@@ -26,8 +26,9 @@ _STARTS = 3  # of an arm whose ranks die in the middle of a block
 class Block:
     """Cells of one deployment: one arm, or arms that share its engines and take turns.
 
-    The engines stay up for all cells. One that does not come up fails the rest of its block at
-    once; one that dies in the middle is started again for the next cell, twice at most.
+    The engines stay up for all cells. Engines that do not come up fail the rest of their block at
+    once. Where router or client die, they are replaced; engines that die or hang in the middle are
+    started again for the next cell, twice at most.
 
     Args:
         config: The experiment.
@@ -62,11 +63,15 @@ class Block:
         host = self._ready()
         try:
             return self._cell(trial, host)
-        except BaseException as error:
+        except TrialError as error:
+            if not self._mends(error, host):
+                with uninterrupted():
+                    left = self._end()
+                error.reason += f"\nleft behind: {'; '.join(left)}" if left else ""
+            raise
+        except BaseException:
             with uninterrupted():
-                left = self._end()
-            if left and isinstance(error, TrialError):
-                error.reason += f"\nleft behind: {'; '.join(left)}"
+                self._end()
             raise
 
     def close(self) -> list[str]:
@@ -124,7 +129,29 @@ class Block:
         outcome.facts |= self._ran
         outcome.facts["shared_gpu"] = trial.gpus > 1 and self._config.cluster.ranks_per_gpu > 1
         self._prove(outcome, trial, host, record)
+        if any(request.state != "complete" for request in record.requests):
+            self._examine(outcome, host)
         return outcome
+
+    def _examine(self, outcome: Outcome, host: Host) -> None:
+        """Asks an arm that failed requests whether it serves still; ends it if it does not."""
+        try:
+            host.mend()
+        except TrialError as error:
+            outcome.status = error.status
+            outcome.error = f"{error.reason}\n{outcome.error}"
+            with uninterrupted():
+                self._end()
+
+    def _mends(self, error: TrialError, host: Host) -> bool:
+        """Whether only router or client had died and the arm is whole again."""
+        if error.status != "crash":
+            return False
+        try:
+            host.mend()
+        except TrialError:
+            return False
+        return True
 
     def _prove(self, outcome: Outcome, trial: ServingTrial, host: Host, record: CellRecord) -> None:
         asked = trial.transport.kind

@@ -25,7 +25,11 @@ class Driver:
 
     def __init__(self, arm: str) -> None:
         self._client: Any = LoadClient.options(name=f"client:{arm}", num_cpus=0).remote()
-        wait_all([self._client.ping.remote()], _CALL_S, "start of the load client")
+        try:
+            wait_all([self._client.ping.remote()], _CALL_S, "start of the load client")
+        except BaseException:
+            self.close()
+            raise
 
     def send(
         self,

@@ -7,8 +7,8 @@ from functools import cache
 from itertools import groupby
 
 from ep_ray.config.schema import ArmKind, DeviceKind, TransportKind
-from sweeps.plan import A2aTrial, ServingTrial, Trial
 from sweeps.published.data import external_dp
+from sweeps.trial import A2aTrial, ServingTrial, Trial
 
 # Seconds, from runs of this project: Ray and actors, a vLLM start, one all-to-all iteration.
 RAY_START_S = 15.0

@@ -7,16 +7,18 @@ from collections.abc import Iterator, Sequence
 from importlib import metadata, util
 from pathlib import Path
 
+from ep_ray.address import LOOPBACK
 from ep_ray.backends import registry
 from ep_ray.config.check import arms_of
 from ep_ray.config.errors import ConfigError
-from ep_ray.config.schema import Arm, ArmKind, Config, DeviceKind, TransportKind
+from ep_ray.config.schema import Arm, ArmKind, Config, DeviceKind, RouterPolicy, TransportKind
 from ep_ray.inventory import Machine
 from ep_ray.layout import gpus_per_server, servers
 from serving.attached import AttachError, attach
 from serving.engine_http import counters
 from serving.models import ModelError, resolve
-from sweeps.plan import A2aTrial, ServingTrial, Trial
+from serving.ports import PortError, check_free, check_map, ephemeral_range, port_map
+from sweeps.trial import A2aTrial, ServingTrial, Trial
 
 MODEL_CACHE = Path("~/.cache/ep_ray/models").expanduser()
 
@@ -59,6 +61,7 @@ def check_feasible(
     if device is DeviceKind.cuda:
         problems += _gpus(trials, machines, config.cluster.ranks_per_gpu)
     problems += _software(config, trials, device)
+    problems += _ports(config, trials)
     if problems:
         raise ConfigError(
             "\n".join(problems) + "\n  `plan_only=true` shows the trials without running them; "
@@ -127,6 +130,22 @@ def _software(config: Config, trials: Sequence[Trial], device: DeviceKind) -> It
     for arm in arms_of(config):
         if arm.kind is ArmKind.attached and any(isinstance(t, ServingTrial) for t in trials):
             yield from _attached(config, arm)
+
+
+def _ports(config: Config, trials: Sequence[Trial]) -> Iterator[str]:
+    """Ports of arms on this machine; those on other nodes are checked when an arm starts there."""
+    if config.cluster.address is not None:
+        return
+    starting = [t for t in trials if isinstance(t, ServingTrial) and t.gpus]
+    for trial in {t.arm: t for t in starting}.values():
+        routed = trial.router is not RouterPolicy.none
+        nodes = [LOOPBACK] * servers(trial.layout)
+        claims = port_map(trial.layout, nodes, LOOPBACK if routed else None, config.router.port)
+        try:
+            check_map(claims, ephemeral_range())
+            check_free(claims)
+        except PortError as error:
+            yield str(error)
 
 
 def _attached(config: Config, arm: Arm) -> Iterator[str]:

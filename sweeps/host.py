@@ -10,7 +10,7 @@ from ep_ray.transport import Evidence
 from serving.engine_http import Counters
 from serving.load.prompts import CallSpec
 from serving.load.records import CellRecord, Request
-from sweeps.plan import ServingTrial
+from sweeps.trial import ServingTrial
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,13 @@ class Host(Protocol):
 
     def counts(self, trial: ServingTrial) -> Counts:
         """Counters of the trial's router and of the engines, settled."""
+
+    def mend(self) -> None:
+        """Makes the arm whole again while its engines still serve, at the cost of a token each.
+
+        Raises:
+            TrialError: They do not, or what stands in front of them does not come up again.
+        """
 
     def evidence(self) -> list[Evidence]:
         """What the ranks' logs say about the transport of the experts' traffic."""

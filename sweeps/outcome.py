@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ep_ray.transport import Evidence
-from sweeps.plan import A2aTrial, ServingTrial, Trial
+from sweeps.trial import A2aTrial, ServingTrial, Trial
 
 
 @dataclass

@@ -10,8 +10,8 @@ from itertools import groupby
 from ep_ray.config.schema import Config, DeviceKind
 from sweeps.estimate import block_s, estimate_s
 from sweeps.feasible import ranks_of
-from sweeps.plan import Trial
 from sweeps.progress import clock_text
+from sweeps.trial import Trial
 
 
 def print_plan(config: Config, trials: Sequence[Trial], device: DeviceKind) -> None:

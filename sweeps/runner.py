@@ -22,9 +22,9 @@ from sweeps.block import Block
 from sweeps.feasible import MODEL_CACHE
 from sweeps.host import Host
 from sweeps.outcome import Outcome, trial_row
-from sweeps.plan import A2aTrial, ServingTrial, Trial
 from sweeps.progress import Progress
 from sweeps.store import Store
+from sweeps.trial import A2aTrial, ServingTrial, Trial
 
 
 class Runner:

@@ -11,7 +11,7 @@ from serving.load.metrics import CellMetrics, cell_metrics, lag_flag, plausibili
 from serving.load.records import CellRecord, RequestRecord
 from sweeps.host import Counts
 from sweeps.outcome import Outcome
-from sweeps.plan import ServingTrial
+from sweeps.trial import ServingTrial
 
 _REASONS_SHOWN = 3
 

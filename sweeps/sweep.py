@@ -12,10 +12,12 @@ from ep_ray.config.schema import Config
 from ep_ray.inventory import Machine, local_machine
 from ep_ray.session import Session
 from sweeps.feasible import check_feasible, ranks_of, resolve_device
-from sweeps.plan import Trial, plan
+from sweeps.folder import writing
+from sweeps.plan import plan
 from sweeps.print_plan import print_plan
 from sweeps.runner import Runner
 from sweeps.store import Store
+from sweeps.trial import Trial
 
 
 class Sweep:
@@ -142,7 +144,8 @@ def _print_report(folder: Path) -> None:
     report = of_results(folder)
     print_report(report.title, report.brief, sys.stdout)
     target = folder / "report.md"
-    target.write_text(markdown(report.title, report.full), encoding="utf-8")
+    with writing(folder):
+        target.write_text(markdown(report.title, report.full), encoding="utf-8")
     print(footer(folder, target))
 
 

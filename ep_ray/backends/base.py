@@ -98,6 +98,8 @@ class Capabilities:
         needs_nic: Whether a network card is needed even inside one node.
         dispatch_region: What is inside the clock in `dispatch`, in words.
         combine_region: What is inside the clock in `combine`, in words.
+        hidden_sizes: Columns per row that work; null means any.
+        topk_sizes: Experts per token that work; null means any.
     """
 
     layout: str
@@ -115,6 +117,8 @@ class Capabilities:
     needs_nic: bool
     dispatch_region: str
     combine_region: str
+    hidden_sizes: frozenset[int] | None = None
+    topk_sizes: frozenset[int] | None = None
 
     @property
     def row_dedup(self) -> Dedup:
@@ -133,8 +137,13 @@ class Capabilities:
             if dtype not in allowed:
                 names = ", ".join(sorted(d.value for d in allowed))
                 reasons.append(f"{word} in {dtype.value}: it carries {names}")
-        if self.ep_sizes is not None and spec.ep not in self.ep_sizes:
-            reasons.append(f"EP{spec.ep}: it runs at {sorted(self.ep_sizes)}")
+        for word, size, sizes in (
+            ("EP", spec.ep, self.ep_sizes),
+            ("hidden ", spec.hidden, self.hidden_sizes),
+            ("topk ", spec.topk, self.topk_sizes),
+        ):
+            if sizes is not None and size not in sizes:
+                reasons.append(f"{word}{size}: it runs at {sorted(sizes)}")
         return reasons
 
 

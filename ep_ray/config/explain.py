@@ -51,7 +51,9 @@ def explain(error: BaseException, overrides: Sequence[str]) -> ConfigError:
             return ConfigError(f"no value for `{cause.full_key}`: give one with KEY=VALUE")
         if isinstance(cause, OmegaConfBaseException) and cause.full_key:
             return _wrong_value(cause, error, overrides)
-    return _below_nothing(overrides) or ConfigError(f"{error}\n  in: {' '.join(overrides)}")
+    return _below_nothing(overrides) or ConfigError(
+        f"{str(error).strip()}\n  in: {' '.join(overrides)}"
+    )
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

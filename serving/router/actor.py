@@ -10,7 +10,7 @@ from typing import Any
 import ray
 from ray.util import metrics
 
-from serving.router.router import Router
+from serving.router.router import Router, Settings
 
 _PUBLISH_EVERY_S = 1.0
 
@@ -24,9 +24,9 @@ class RouterActor:
     """
 
     def __init__(
-        self, name: str, host: str = "127.0.0.1", port: int = 0, connect_timeout_s: float = 5.0
+        self, name: str, host: str = "127.0.0.1", port: int = 0, settings: Settings | None = None
     ) -> None:
-        self._router = Router(name, host, port, connect_timeout_s)
+        self._router = Router(name, host, port, settings or Settings())
         self._publisher = _Publisher(self._router)
 
     def start(self) -> str:

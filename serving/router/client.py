@@ -6,11 +6,12 @@ import asyncio
 import json
 import socket
 import struct
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, cast
 
 from serving.router.exchange import Exchange
-from serving.router.framing import MAX_HEAD_BYTES, MORE, Framing, FramingError
-from serving.router.heads import RequestHead, parse_request
+from serving.router.framing import MAX_HEAD_BYTES, Framing, FramingError, framing
+from serving.router.heads import RequestHead, request_head
 
 if TYPE_CHECKING:
     from serving.router.core import Core
@@ -34,25 +35,30 @@ class Client(asyncio.Protocol):
     Attributes:
         core: What all connections share.
         exchange: The request being answered.
+        write: Writes bytes of a response.
         write_paused: Whether the client takes bytes more slowly than they come.
     """
 
     __slots__ = (
         "_body",
         "_buffer",
+        "_exchange",
         "_keep_alive",
         "_paused",
         "core",
         "exchange",
         "transport",
+        "write",
         "write_paused",
     )
 
     transport: asyncio.Transport
+    write: Callable[[bytes], None]
 
     def __init__(self, core: Core) -> None:
         self.core = core
         self.exchange: Exchange | None = None
+        self._exchange = Exchange(self)  # the one that takes every request in turn
         self.write_paused = False
         self._body: Framing | None = None  # of a request whose end has not arrived
         self._buffer = b""  # received, not yet begun
@@ -61,6 +67,7 @@ class Client(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        self.write = self.transport.write
         self.core.clients.add(self)
         if self.core.draining:
             transport.close()
@@ -76,10 +83,14 @@ class Client(asyncio.Protocol):
         if self._body is not None:
             self._body_received(self._body, data)
             return
-        self._buffer = self._buffer + data if self._buffer else data
+        if self._buffer:
+            data = self._buffer + data
         if self.exchange is None:
-            self._advance()
-        elif len(self._buffer) > _PIPELINED_BYTES:
+            if self._begin(data) and self._buffer:
+                self._advance()
+            return
+        self._buffer = data
+        if len(data) > _PIPELINED_BYTES:
             self.pause(True)
 
     def _advance(self) -> None:
@@ -92,41 +103,50 @@ class Client(asyncio.Protocol):
         """Begins the first request of `data`; False when its head is incomplete or refused."""
         end = data.find(b"\r\n\r\n") + 4
         if end < 4:
+            self._buffer = data
             if len(data) > MAX_HEAD_BYTES:
                 self._refuse(431, f"no end of head in {len(data)} bytes")
             return False
         try:
-            head = parse_request(data[:end])
-            stop = 0
-            if head.body is not None:
-                stop = head.body.feed(data[end:]) if len(data) > end else MORE
+            head = request_head(data, end)
+            stop = end + head.length  # of a body of known length
+            if head.length < 0 or stop > len(data):
+                stop = self._await_body(framing(head.length), data, end)
         except FramingError as error:
             self._refuse(400, str(error))
             return False
-        if stop < 0:
-            self._body, self._buffer = head.body, b""
+        if stop == len(data):
+            self._buffer = b""
         else:
-            stop += end
-            data, self._buffer = (data, b"") if stop == len(data) else (data[:stop], data[stop:])
+            data, self._buffer = data[:stop], data[stop:]
         self._keep_alive = head.keep_alive
         self._dispatch(head, data)
         return True
 
+    def _await_body(self, body: Framing, data: bytes, end: int) -> int:
+        """Where the body that begins at `end` ends in `data`; else more of it is awaited."""
+        stop = body.feed(data, end) if end < len(data) else -1
+        if stop < 0:
+            self._body = body
+            return len(data)
+        return stop
+
     def _dispatch(self, head: RequestHead, data: bytes) -> None:
         """Answers a request for the router itself; forwards any other."""
+        core = self.core
         if head.method == b"GET" and head.target in STATUS_PATHS:
-            self._reply(200, self.core.status())
+            self._reply(200, core.status())
             return
-        endpoint, tally = self.core.choose(head)
+        endpoint = core.choose(head)
         if endpoint is None:
             if head.expects:
                 self._keep_alive = False
-            self._reply(503, _error(503, self.core.why_none()))
+            self._reply(503, _error(503, core.why_none()))
             return
         if head.expects and self._body is not None:
             self._keep_alive = False  # whether the body follows a final answer is unknowable
-        self.exchange = Exchange(self, endpoint, tally, head.method == b"HEAD")
-        self.exchange.start(data)
+        tally = endpoint.tally(head.role) if head.counted else None
+        self._exchange.begin(endpoint, tally, head, data)
 
     def _body_received(self, body: Framing, data: bytes) -> None:
         """More of a request's body; without an exchange it was answered early and is skipped."""

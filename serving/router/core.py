@@ -6,27 +6,29 @@ import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from serving.router.endpoint import Endpoint, RoundRobin, Tally, split_url
+from serving.router.endpoint import Endpoint, split_url
 from serving.router.heads import RequestHead
+from serving.router.policy import RoundRobin, make_policy
 from serving.router.upstream import drop_idle
 
 if TYPE_CHECKING:
     from serving.router.client import Client
-
-POLICY = "round_robin"
+    from serving.router.router import Settings
 
 
 class Core:
     """Endpoints, turns and counters.
 
-    Only `POST /v1/...` requests are counted and take turns in the measured round robin. All
-    others (`GET /v1/models`, `/health`, `/metrics`, ...) go to the endpoints by a cursor of
-    their own, uncounted, and never open a circuit.
+    Only `POST /v1/...` requests are counted and take turns by the policy. All others
+    (`GET /v1/models`, `/health`, `/metrics`, ...) go round the endpoints by a cursor of their
+    own, uncounted, and never open a circuit.
 
     Attributes:
         name: Of the router, in the status document.
         url: Where it listens.
+        policy: How an endpoint is chosen, by name.
         loop: The loop that all connections live on.
+        time: Its clock, in seconds.
         connect_timeout_s: Deadline to open a connection to an endpoint.
         cooldown_s: How long an opened circuit keeps requests away.
         endpoints: All that were ever named, by name; those that left stay for their counters.
@@ -40,19 +42,21 @@ class Core:
         name: str,
         url: str,
         loop: asyncio.AbstractEventLoop,
-        connect_timeout_s: float,
-        cooldown_s: float,
+        settings: Settings,
     ) -> None:
         self.name = name
         self.url = url
         self.loop = loop
-        self.connect_timeout_s = connect_timeout_s
-        self.cooldown_s = cooldown_s
+        self.time = loop.time
+        self.connect_timeout_s = settings.connect_timeout_s
+        self.cooldown_s = settings.cooldown_s
+        self.policy = settings.policy
         self.endpoints: dict[str, Endpoint] = {}
         self.clients: set[Client] = set()
         self.unrouted: dict[str, int] = {}
         self.draining = False
-        self._turns = RoundRobin()
+        self._policy = make_policy(settings.policy, settings.seed)
+        self._others = RoundRobin()
         self._desired = 0
         self._parallelism: dict[str, object] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -74,7 +78,8 @@ class Core:
                 drop_idle(endpoint)
         for name, url in endpoints:
             self._register(name, url)
-        self._turns.assign(self.endpoints[name] for name in names)
+        for policy in (self._policy, self._others):
+            policy.assign(self.endpoints[name] for name in names)
         self._desired = len(names) if desired is None else desired
         if parallelism is not None:
             self._parallelism = dict(parallelism)
@@ -89,22 +94,23 @@ class Core:
 
     # Requests
 
-    def choose(self, head: RequestHead) -> tuple[Endpoint | None, Tally | None]:
-        """Whose turn it is, and where to count it; no endpoint when none is available."""
-        now_s = self.loop.time()
-        if head.method != b"POST" or not head.target.startswith(b"/v1/"):
-            return self._turns.next_other(now_s), None
-        endpoint = self._turns.next(now_s)
+    def choose(self, head: RequestHead) -> Endpoint | None:
+        """Who takes this request; None when no endpoint is available."""
+        now_s = self.time()
+        if not head.counted:
+            return self._others.choose(None, now_s)
+        endpoint = self._policy.choose(head.session, now_s)
         if endpoint is None:
             self.unrouted[head.role] = self.unrouted.get(head.role, 0) + 1
-            return None, None
-        return endpoint, endpoint.tally(head.role)
+        elif endpoint.circuit.failures:
+            endpoint.circuit.claim()
+        return endpoint
 
     def why_none(self) -> str:
         """Why no endpoint is available, and what mends it."""
-        if not self._turns.endpoints:
+        if not self._policy.endpoints:
             return f"router {self.name} has no endpoint: its owner named none (set_endpoints)"
-        states = ", ".join(f"{e.name} {e.circuit.state.value}" for e in self._turns.endpoints)
+        states = ", ".join(f"{e.name} {e.circuit.state.value}" for e in self._policy.endpoints)
         return (
             f"router {self.name} has no available endpoint, circuits: {states}; a circuit opens "
             f"on repeated connection errors or 5xx and is tried again after {self.cooldown_s} s"
@@ -118,7 +124,7 @@ class Core:
 
     def tend(self) -> None:
         """Once a second: drops connections that idled too long."""
-        now_s = self.loop.time()
+        now_s = self.time()
         for endpoint in self.endpoints.values():
             if endpoint.idle:
                 drop_idle(endpoint, now_s)
@@ -135,7 +141,7 @@ class Core:
         return {
             "name": self.name,
             "url": self.url,
-            "policy": POLICY,
+            "policy": self.policy,
             "draining": self.draining,
             "desired_endpoints": self._desired,
             "ready_endpoints": sum(bool(endpoint["in_selection"]) for endpoint in endpoints),

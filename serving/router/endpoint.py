@@ -1,8 +1,7 @@
-"""The ranks behind the router: counters, circuits, and whose turn it is. Pure: no sockets."""
+"""The ranks behind the router: their counters and circuits. Pure: no sockets."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Final, Literal
@@ -54,13 +53,16 @@ class Circuit:
 
     Only connection errors and 5xx count as failures: a 4xx says that the endpoint works
     (vllm-router#60).
+
+    Attributes:
+        failures: In a row. Without one the circuit is closed.
     """
 
-    __slots__ = ("_cooldown_s", "_failures", "_opened_s", "state")
+    __slots__ = ("_cooldown_s", "_opened_s", "failures", "state")
 
     def __init__(self, cooldown_s: float) -> None:
         self._cooldown_s = cooldown_s
-        self._failures = 0
+        self.failures = 0
         self._opened_s = 0.0
         self.state = CircuitState.closed
 
@@ -77,13 +79,13 @@ class Circuit:
 
     def succeeded(self) -> None:
         """The endpoint answered below 500."""
-        self._failures = 0
+        self.failures = 0
         self.state = CircuitState.closed
 
     def failed(self, now_s: float) -> None:
         """The endpoint could not be reached, broke off or answered 5xx."""
-        self._failures += 1
-        if self.state is CircuitState.half_open or self._failures >= FAILURES_TO_OPEN:
+        self.failures += 1
+        if self.state is CircuitState.half_open or self.failures >= FAILURES_TO_OPEN:
             self.state, self._opened_s = CircuitState.open, now_s
 
     def undecided(self) -> None:
@@ -166,49 +168,3 @@ def split_url(url: str) -> tuple[str, int]:
     if parts.scheme != "http" or not parts.hostname or parts.path not in ("", "/") or parts.query:
         raise ValueError(f"endpoint URL {url!r} is not http://host:port, which the router needs")
     return parts.hostname, parts.port or 80
-
-
-class RoundRobin:
-    """Exact round robin: n requests over k available endpoints differ by at most one.
-
-    Requests that are not counted (`GET /v1/models`, `/metrics`) have a cursor of their own,
-    so that looking at the group does not shift the turns of measured requests.
-    """
-
-    def __init__(self) -> None:
-        self.endpoints: list[Endpoint] = []
-        self._turn = 0
-        self._other_turn = 0
-
-    def assign(self, endpoints: Iterable[Endpoint]) -> None:
-        """Takes these endpoints from now on; a changed list begins with its first."""
-        endpoints = list(endpoints)
-        if endpoints != self.endpoints:
-            self.endpoints = endpoints
-            self._turn = self._other_turn = 0
-
-    def next(self, now_s: float) -> Endpoint | None:
-        """The endpoint of the next counted request; None when none is available."""
-        index = _first_allowed(self.endpoints, self._turn, now_s)
-        if index is None:
-            return None
-        self._turn = index + 1
-        self.endpoints[index].circuit.claim()
-        return self.endpoints[index]
-
-    def next_other(self, now_s: float) -> Endpoint | None:
-        """The endpoint of the next request that is not counted; None when none is available."""
-        index = _first_allowed(self.endpoints, self._other_turn, now_s)
-        if index is None:
-            return None
-        self._other_turn = index + 1
-        return self.endpoints[index]
-
-
-def _first_allowed(endpoints: Sequence[Endpoint], turn: int, now_s: float) -> int | None:
-    """Index of the first available endpoint from `turn` on, once round."""
-    for step in range(turn, turn + len(endpoints)):
-        index = step % len(endpoints)
-        if endpoints[index].circuit.allows(now_s):
-            return index
-    return None

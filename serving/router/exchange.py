@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from serving.router.framing import UntilClose
+from serving.router.framing import UNTIL_CLOSE
 from serving.router.upstream import Upstream, take_idle
 
 if TYPE_CHECKING:
     from serving.router.client import Client
-    from serving.router.endpoint import Endpoint, Outcome, Tally
-    from serving.router.heads import ResponseHead
+    from serving.router.endpoint import Circuit, Endpoint, Tally
+    from serving.router.heads import RequestHead, ResponseHead
 
 _PENDING_BYTES: Final = 1 << 20  # of a request body while its connection is being opened
 
 
 class Exchange:
     """A request and its response. There is no retry: one endpoint, one terminal state.
+
+    A client has one, used for its requests in turn. Behind `abort` the client is gone, so an
+    exchange whose connection still opens then is never begun again.
 
     Attributes:
         client: Who asked.
@@ -39,36 +42,48 @@ class Exchange:
         "upstream",
     )
 
-    def __init__(
-        self, client: Client, endpoint: Endpoint, tally: Tally | None, head_request: bool
-    ) -> None:
-        """`tally` is None for requests that are not counted."""
+    endpoint: Endpoint
+    _circuit: Circuit
+    _tally: Tally | None
+
+    def __init__(self, client: Client) -> None:
         self.client = client
-        self.endpoint = endpoint
-        self.head_request = head_request
+        self.head_request = False
         self.answered: ResponseHead | None = None
         self.upstream: Upstream | None = None
+        self._pending: list[bytes] = []
+        self._done = True
+
+    def begin(
+        self, endpoint: Endpoint, tally: Tally | None, head: RequestHead, data: bytes
+    ) -> None:
+        """Sends a request's first bytes on an idle connection, or opens one.
+
+        `tally` is None for requests that are not counted.
+        """
+        self.endpoint = endpoint
+        self.head_request = head.method == b"HEAD"
+        self.answered = None
         self._circuit = endpoint.circuit  # of the server asked, should the endpoint move
         self._tally = tally
-        self._pending: list[bytes] = []
         self._done = False
-
-    def start(self, data: bytes) -> None:
-        """Sends the request's first bytes on an idle connection, or opens one."""
-        if self._tally:
-            self._tally.forwarded += 1
-        upstream = take_idle(self.endpoint, self.client.core.loop.time())
+        if tally is not None:
+            tally.forwarded += 1
+        client = self.client
+        client.exchange = self
+        upstream = take_idle(endpoint, client.core.time()) if endpoint.idle else None
+        self.upstream = upstream
         if upstream is not None:
-            self._attach(upstream)
-            upstream.transport.write(data)
+            upstream.attach(self, client)
+            upstream.send(data)
         else:
             self._pending.append(data)
-            self.client.core.spawn(self._connect())
+            client.core.spawn(self._connect())
 
     def send(self, data: bytes) -> None:
         """Sends more of the request's body."""
         if self.upstream:
-            self.upstream.transport.write(data)
+            self.upstream.send(data)
             return
         self._pending.append(data)
         if sum(map(len, self._pending)) > _PENDING_BYTES:
@@ -90,67 +105,64 @@ class Exchange:
 
     def _connected(self, upstream: Upstream) -> None:
         if self._done:  # the client left meanwhile, and nothing was sent
-            upstream.park(self.client.core.loop.time())
+            upstream.park(self.client.core.time())
             return
-        self._attach(upstream)
+        self.upstream = upstream
+        upstream.attach(self, self.client)
         self.client.pause(False)
         upstream.transport.writelines(self._pending)
         self._pending.clear()
-
-    def _attach(self, upstream: Upstream) -> None:
-        self.upstream = upstream
-        upstream.attach(self, self.client.transport.write)
-        if self.client.write_paused:
-            upstream.pause(True)
 
     # The terminal states
 
     def complete(self, reuse: bool) -> None:
         """The whole response was passed on. `reuse`: whether its connection stays usable."""
-        assert self.answered is not None
-        assert self.upstream is not None
-        failed = self.answered.status >= 400
-        self._end("failed" if failed else "complete")
-        if self._tally:
-            self._judge(self.answered.status < 500)
-        if reuse and not self.client.sending:
-            self.upstream.park(self.client.core.loop.time())
+        answered, upstream, client = self.answered, self.upstream, self.client
+        assert answered is not None
+        assert upstream is not None
+        self._done = True
+        client.exchange = None
+        if self._tally is not None:
+            self._count(self._tally, answered.status)
+        if reuse and not client.sending:
+            upstream.park(client.core.time())
         else:
-            self.upstream.discard()
-        self.client.finished(self.answered.keep_alive)
+            upstream.discard()
+        client.finished(answered.keep_alive)
+
+    def _count(self, tally: Tally, status: int) -> None:
+        if status < 400:
+            tally.complete += 1
+        else:
+            tally.failed += 1
+        if status >= 500:
+            self._circuit.failed(self.client.core.time())
+        elif self._circuit.failures:
+            self._circuit.succeeded()
 
     def fail(self, reason: str) -> None:
         """The endpoint did not answer in full: 502, or a broken stream once it had begun."""
         if self._done:
             return
-        self._end("failed")
-        self._judge(False)
-        if self.upstream:
-            self.upstream.discard()
+        self._end()
+        if self._tally:
+            self._tally.failed += 1
+            self._circuit.failed(self.client.core.time())
         if self.answered is None:
             self.client.bad_gateway(self.endpoint, reason)
         else:
-            self.client.break_off(reset=isinstance(self.answered.body, UntilClose))
+            self.client.break_off(reset=self.answered.length == UNTIL_CLOSE)
 
     def abort(self) -> None:
         """The client left: the endpoint's connection is closed, so that it stops generating."""
-        self._end("aborted")
+        self._end()
         if self._tally:
+            self._tally.aborted += 1
             self._circuit.undecided()
-        if self.upstream:
-            self.upstream.discard()
 
-    def _end(self, outcome: Outcome) -> None:
+    def _end(self) -> None:
         self._done = True
         self.client.exchange = None
-        if self._tally:
-            setattr(self._tally, outcome, getattr(self._tally, outcome) + 1)
-
-    def _judge(self, good: bool) -> None:
-        """Tells the circuit; requests that are not counted do not touch it."""
-        if not self._tally:
-            return
-        if good:
-            self._circuit.succeeded()
-        else:
-            self._circuit.failed(self.client.core.loop.time())
+        self._pending.clear()
+        if self.upstream:
+            self.upstream.discard()

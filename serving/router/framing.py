@@ -26,24 +26,33 @@ class FramingError(ValueError):
     """Bytes that are not HTTP/1.1, or whose end cannot be known."""
 
 
+NO_BODY: Final = 0
+CHUNKED: Final = -1
+UNTIL_CLOSE: Final = -2
+"""What a head says about its body, where that is not a number of bytes."""
+
+
 class Framing(Protocol):
     """Tracks one message body."""
 
-    def feed(self, data: bytes) -> int:
-        """Offset in `data` just behind the message, or `MORE`; raises `FramingError`."""
+    def feed(self, data: bytes, start: int = 0) -> int:
+        """Offset in `data` just behind the message, or `MORE`; raises `FramingError`.
+
+        `start`, on the first read only, is where the body begins: just behind its head.
+        """
 
 
 class Length:
-    """A body of a known number of bytes. Zero bytes end before any feed: use `None` instead."""
+    """A body of a known number of bytes. Zero bytes end before any feed."""
 
     __slots__ = ("_left",)
 
     def __init__(self, length: int) -> None:
         self._left = length
 
-    def feed(self, data: bytes) -> int:
+    def feed(self, data: bytes, start: int = 0) -> int:
         """See `Framing.feed`."""
-        left = self._left - len(data)
+        left = self._left - len(data) + start
         if left > 0:
             self._left = left
             return MORE
@@ -56,53 +65,74 @@ class UntilClose:
 
     __slots__ = ()
 
-    def feed(self, data: bytes) -> int:
+    def feed(self, data: bytes, start: int = 0) -> int:
         """Always `MORE`: only the end of the connection ends the body."""
         return MORE
 
 
-# A chunk of 16 to 4,095 bytes without extensions, which is every chunk of a token stream:
+def framing(length: int) -> Framing:
+    """Tracks a body of `length` bytes, or `CHUNKED`, or `UNTIL_CLOSE`."""
+    if length == CHUNKED:
+        return Chunked()
+    return UntilClose() if length == UNTIL_CLOSE else Length(length)
+
+
+# A chunk of 1 to 4,095 bytes without extensions, which is every chunk of a token stream:
 # its size line with the line end before it -> distance to the line end that closes the chunk.
 # One slice and one look-up a chunk also check that the previous chunk closed where it said.
 _STRIDES: Final = {
-    line: len(line) + size for size in range(0x10, 0x1000) for line in (b"\r\n%x\r\n" % size,)
+    line: len(line) + size for size in range(1, 0x1000) for line in (b"\r\n%x\r\n" % size,)
 }
+_WIDTHS: Final = (6, 7, 5)  # of those size lines
 
 
 class Chunked:
     """A chunked body, chunk extensions and trailers included.
 
     Every chunk is walked, so a payload that looks like the last chunk does not end the body.
+    Behind the end it is as new, ready for the connection's next body.
     """
 
     __slots__ = ("_carry", "_skip", "_trailers", "_width")
 
     def __init__(self) -> None:
+        self._width = 6  # of the last size line, "\r\nd4\r\n"
+        self._renew()
+
+    def _renew(self) -> None:
         self._carry = b"\r\n"  # unread tail; the first size line has no line end before it
         self._skip = 0  # bytes of chunk payload that are still to come
         self._trailers = False
-        self._width = 6  # of the last size line, "\r\nd4\r\n"
 
-    def feed(self, data: bytes) -> int:
+    def feed(self, data: bytes, start: int = 0) -> int:
         """See `Framing.feed`."""
-        pos = self._skip
-        carried = len(self._carry)
-        if carried:
+        pos, carried = self._skip, 0
+        if start:
+            pos = start - 2  # the head's last line end is the one before the first size line
+        elif self._carry:
+            carried = len(self._carry)
             data = self._carry + data
-        if not self._trailers:
-            width, stride = self._width, _STRIDES.get
+        if self._trailers:
+            return self._walk(data, pos, carried)
+        width, stride = self._width, _STRIDES.get
+        while True:
             while step := stride(data[pos : pos + width]):
                 pos += step
             left = len(data) - pos
-            if left <= 0:
-                self._skip, self._carry = -left, b""
-                return MORE
             if left == 2 and data.endswith(b"\r\n"):  # where reads of a token stream end
                 self._skip, self._carry = 0, b"\r\n"
                 return MORE
+            if left <= 0:
+                self._skip, self._carry = -left, b""
+                return MORE
             if data.startswith(b"\r\n0\r\n\r\n", pos):
+                self._skip, self._carry = 0, b"\r\n"
                 return pos + 7 - carried
-        return self._walk(data, pos, carried)
+            width = _width_at(data, pos)
+            if not width:
+                return self._walk(data, pos, carried)
+            if width > 5:  # single digits, as of `data: [DONE]`, come once a stream
+                self._width = width
 
     def _walk(self, data: bytes, pos: int, carried: int) -> int:
         """The chunks that the fast path does not know, from `pos`; the tail is carried over."""
@@ -114,8 +144,6 @@ class Chunked:
             if size == 0:
                 self._trailers, pos = True, line.end() - 2
                 break
-            if line.end() - pos in (6, 7):
-                self._width = line.end() - pos
             pos = line.end() + size
         if not self._trailers:
             self._skip, self._carry = pos - len(data), b""
@@ -123,7 +151,7 @@ class Chunked:
         end = data.find(b"\r\n\r\n", pos)
         if end < 0:
             return self._keep(data, pos, MAX_HEAD_BYTES)
-        self._carry = b""
+        self._renew()
         return end + 4 - carried
 
     def _keep(self, data: bytes, pos: int, limit: int) -> int:
@@ -134,3 +162,11 @@ class Chunked:
             raise FramingError(f"bad chunk framing: {tail[:40]!r}")
         self._skip, self._carry = 0, tail
         return MORE
+
+
+def _width_at(data: bytes, pos: int) -> int:
+    """Width of the size line at `pos`; 0 where no plain one stands there."""
+    for width in _WIDTHS:
+        if data[pos : pos + width] in _STRIDES:
+            return width
+    return 0

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from functools import lru_cache, partial
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
 
-from serving.router.framing import Chunked, Framing, FramingError, Length, UntilClose
+from serving.router.framing import CHUNKED, NO_BODY, UNTIL_CLOSE, FramingError
 
 DEFAULT_ROLE: Final = "measured"
 
@@ -16,95 +16,128 @@ _REQUEST_LINE = re.compile(rb"(" + _TOKEN + rb"+) ([\x21-\x7e\x80-\xff]+) HTTP/1
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: .*)?", re.DOTALL)
 _FIELD = re.compile(rb"(" + _TOKEN + rb"+):[ \t]*(.*?)[ \t]*", re.DOTALL)
 _FIELDS = frozenset(
-    (b"content-length", b"transfer-encoding", b"connection", b"expect", b"x-ep-ray-role")
+    (
+        b"content-length",
+        b"transfer-encoding",
+        b"connection",
+        b"expect",
+        b"x-ep-ray-role",
+        b"x-session-id",
+    )
 )
 _ROLE = re.compile(r"[A-Za-z0-9_.-]{1,32}")
 
 
-class RequestHead(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class RequestHead:
     """What the router needs of a request's head.
 
     Attributes:
         method: As sent.
         target: Path and query.
-        body: How the body is framed; None without one.
+        length: Bytes of the body, or `CHUNKED`.
         role: Value of `x-ep-ray-role`.
+        session: Value of `x-session-id`; None without one.
         expects: Whether the client waits for `100 Continue` before it sends the body.
         keep_alive: Whether the client takes another response on this connection.
+        counted: Whether it is a `POST /v1/...`, which takes a turn and is counted.
     """
 
     method: bytes
     target: bytes
-    body: Framing | None
+    length: int
     role: str
+    session: bytes | None
     expects: bool
     keep_alive: bool
+    counted: bool
 
 
-class ResponseHead(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ResponseHead:
     """What the router needs of a response's head.
 
     Attributes:
+        forward: The head as the client gets it, with the endpoint's header line.
         status: Status code; below 200 it is interim and another head follows.
-        body: How the body is framed; None without one.
+        length: Bytes of the body, or `CHUNKED`, or `UNTIL_CLOSE`.
         keep_alive: Whether the connection stays usable behind the body.
     """
 
+    forward: bytes
     status: int
-    body: Framing | None
+    length: int
     keep_alive: bool
 
 
+def request_head(data: bytes, end: int) -> RequestHead:
+    """Reads the request head that ends at `end`, its empty line included.
+
+    Heads of a cell's requests differ by their request id alone, so all but it is remembered.
+
+    Raises:
+        FramingError: It is none, or leaves open where the message ends.
+    """
+    at = data.find(b"\r\nx-request-id:", 0, end)
+    if at < 0:
+        return parse_request(data[:end])
+    return parse_request(data[:at] + data[data.find(b"\r\n", at + 2) : end])
+
+
+@lru_cache(maxsize=1024)
 def parse_request(head: bytes) -> RequestHead:
     """Reads a request head, its empty line included. Raises `FramingError`."""
     lines = head[:-4].split(b"\r\n")
     method, target, minor = _request_line(lines[0])
     fields = _fields(lines)
-    if b"transfer-encoding" in fields:
-        if b"content-length" in fields or _last_token(fields[b"transfer-encoding"]) != b"chunked":
-            raise FramingError("the request's length is ambiguous: send one of the two framings")
-        body: Framing | None = Chunked()
-    else:
-        length = _length(fields)
-        body = Length(length) if length else None
     return RequestHead(
         method,
         target,
-        body,
+        _request_length(fields),
         _role(fields[b"x-ep-ray-role"]) if b"x-ep-ray-role" in fields else DEFAULT_ROLE,
+        fields.get(b"x-session-id"),
         b"expect" in fields and fields[b"expect"].lower() == b"100-continue",
         _keep_alive(minor, fields),
+        method == b"POST" and target.startswith(b"/v1/"),
     )
 
 
-def parse_response(head: bytes, to_head_request: bool = False) -> ResponseHead:
+def _request_length(fields: dict[bytes, bytes]) -> int:
+    if b"transfer-encoding" not in fields:
+        return _length(fields) or NO_BODY
+    if b"content-length" in fields or _last_token(fields[b"transfer-encoding"]) != b"chunked":
+        raise FramingError("the request's length is ambiguous: send one of the two framings")
+    return CHUNKED
+
+
+@lru_cache(maxsize=256)  # the heads of a cell's responses differ by their date, if at all
+def parse_response(
+    head: bytes, to_head_request: bool = False, extra_line: bytes = b""
+) -> ResponseHead:
     """Reads a response head, its empty line included. Raises `FramingError`.
 
     Args:
         head: All bytes from the status line to the empty line.
         to_head_request: Whether the request was a HEAD, whose response has no body.
+        extra_line: A header line for the client, inserted behind the status line.
     """
-    status, body, keep_alive = _response(head, to_head_request)
-    return ResponseHead(status, body() if body else None, keep_alive)
-
-
-@lru_cache(maxsize=256)  # the heads of a cell's responses differ by their date, if at all
-def _response(head: bytes, to_head_request: bool) -> tuple[int, Callable[[], Framing] | None, bool]:
-    """Status, how to make the body's framing, and whether the connection stays usable."""
     lines = head[:-4].split(b"\r\n")
     minor, status = _status_line(lines[0])
     fields = _fields(lines)
+    first = len(lines[0]) + 2
+    forward = b"".join((head[:first], extra_line, head[first:]))
     keep_alive = _keep_alive(minor, fields)
     if to_head_request or status < 200 or status in (204, 304):
-        return status, None, keep_alive
+        return ResponseHead(forward, status, NO_BODY, keep_alive)
     if b"transfer-encoding" in fields:
         if _last_token(fields[b"transfer-encoding"]) != b"chunked":
-            return status, UntilClose, False
-        return status, Chunked, keep_alive and b"content-length" not in fields
+            return ResponseHead(forward, status, UNTIL_CLOSE, False)
+        keep_alive = keep_alive and b"content-length" not in fields
+        return ResponseHead(forward, status, CHUNKED, keep_alive)
     length = _length(fields)
     if length is None:
-        return status, UntilClose, False
-    return status, partial(Length, length) if length else None, keep_alive
+        return ResponseHead(forward, status, UNTIL_CLOSE, False)
+    return ResponseHead(forward, status, length, keep_alive)
 
 
 # Most lines of a head repeat from one message to the next: remembering them makes strict

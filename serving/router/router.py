@@ -10,12 +10,14 @@ import concurrent.futures
 import socket
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import uvloop
 
 from serving.router.client import Client
 from serving.router.core import Core
+from serving.router.policy import make_policy
 from serving.router.probe import probe_all
 
 COOLDOWN_S: Final = 5.0
@@ -29,12 +31,32 @@ _DRAIN_POLL_S: Final = 0.02
 T = TypeVar("T")
 
 
+@dataclass(frozen=True)
+class Settings:
+    """How a router works.
+
+    Attributes:
+        policy: One of `serving.router.policy.POLICIES`.
+        seed: Of the `random` policy.
+        connect_timeout_s: Deadline to open a connection to an endpoint.
+        cooldown_s: How long an opened circuit keeps requests away.
+        share_port: Whether other routers may listen on the same port (`SO_REUSEPORT`); the
+            kernel spreads connections, not requests, over them.
+    """
+
+    policy: str = "round_robin"
+    seed: int = 0
+    connect_timeout_s: float = 5.0
+    cooldown_s: float = COOLDOWN_S
+    share_port: bool = False
+
+
 class RouterError(RuntimeError):
     """The router could not do what was asked; says what, why and how to mend it."""
 
 
 class Router:
-    """A round-robin HTTP router in front of the API servers of a group of ranks.
+    """An HTTP router in front of the API servers of a group of ranks.
 
     It forwards bytes as they arrive in both directions, inserts `x-ep-ray-endpoint` into
     response heads, never retries, and counts by endpoint and by the role that the request
@@ -47,18 +69,13 @@ class Router:
     """
 
     def __init__(
-        self,
-        name: str,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        connect_timeout_s: float = 5.0,
-        cooldown_s: float = COOLDOWN_S,
+        self, name: str, host: str = "127.0.0.1", port: int = 0, settings: Settings = Settings()
     ) -> None:
-        """`port` 0 takes a free one."""
+        """`port` 0 takes a free one. Raises `ValueError` for an unknown policy."""
+        make_policy(settings.policy, settings.seed)
         self.name = name
         self._address = (host, port)
-        self._connect_timeout_s = connect_timeout_s
-        self._cooldown_s = cooldown_s
+        self._settings = settings
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop
         self._server: asyncio.AbstractServer
@@ -68,11 +85,11 @@ class Router:
         """Listens; returns the router's URL. Raises `RouterError`, for a taken port too."""
         if self._thread is not None:
             raise RouterError(f"router {self.name} was started already")
-        listener = _listen(self.name, *self._address)
+        listener = _listen(self.name, *self._address, self._settings.share_port)
         host, port = listener.getsockname()[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         self._loop = uvloop.new_event_loop()
-        core = Core(self.name, url, self._loop, self._connect_timeout_s, self._cooldown_s)
+        core = Core(self.name, url, self._loop, self._settings)
         self._core = core
         self._thread = threading.Thread(
             target=self._loop.run_forever, name=f"router:{self.name}", daemon=True
@@ -193,10 +210,12 @@ class Router:
             ) from error
 
 
-def _listen(name: str, host: str, port: int) -> socket.socket:
+def _listen(name: str, host: str, port: int, share_port: bool) -> socket.socket:
     """A bound socket, so that a taken port is told to the caller."""
     try:
-        return socket.create_server((host, port), family=_family(host), backlog=_BACKLOG)
+        return socket.create_server(
+            (host, port), family=_family(host), backlog=_BACKLOG, reuse_port=share_port
+        )
     except OSError as error:
         raise RouterError(
             f"router {name} cannot listen on {host} port {port}: {error.strerror or error}. "

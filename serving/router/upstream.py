@@ -7,17 +7,25 @@ import select
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, cast
 
-from serving.router.framing import MAX_HEAD_BYTES, MORE, Framing, FramingError, UntilClose
+from serving.router.framing import (
+    CHUNKED,
+    MAX_HEAD_BYTES,
+    Chunked,
+    Framing,
+    FramingError,
+    UntilClose,
+    framing,
+)
 from serving.router.heads import ResponseHead, parse_response
 
 if TYPE_CHECKING:
+    from serving.router.client import Client
     from serving.router.endpoint import Endpoint
     from serving.router.exchange import Exchange
 
 IDLE_LIMIT_S: Final = 4.0
 """Idle connections are dropped at this age: servers close theirs at 5 s (uvicorn's default)."""
 
-_INTERIM: Final = (b"HTTP/1.1 1", b"HTTP/1.0 1")  # how a 1xx head begins
 _PROBE_AFTER_S: Final = 0.05  # a connection that idled longer is checked for an end of stream
 
 
@@ -26,76 +34,79 @@ class Upstream(asyncio.Protocol):
 
     Response bytes go to the client as they arrive; only the head gets a line inserted. The
     framing is followed to know where the response ends, for reuse and for the counters.
+
+    Attributes:
+        endpoint: Who is at the other end.
+        exchange: The request being answered.
+        idle_since_s: When it was last parked, in the loop's time.
+        send: Writes bytes of a request.
     """
 
     __slots__ = (
         "_body",
+        "_chunked",
         "_fd",
-        "_head",
-        "_idle_since_s",
         "_partial",
         "_paused",
         "_url",
         "_write",
         "endpoint",
         "exchange",
+        "idle_since_s",
+        "send",
         "transport",
     )
 
     transport: asyncio.Transport
+    send: Callable[[bytes], None]
+    _write: Callable[[bytes], None]
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self._url = endpoint.url
         self.exchange: Exchange | None = None
-        self._write: Callable[[bytes], None]
         self._body: Framing | None = None  # None until the response's head is complete
-        self._head: ResponseHead
+        self._chunked = Chunked()
         self._partial = b""
         self._paused = False
-        self._idle_since_s = 0.0
+        self.idle_since_s = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        self.send = self.transport.write
         self._fd: int = transport.get_extra_info("socket").fileno()
 
     # One request after the other
 
-    def attach(self, exchange: Exchange, write: Callable[[bytes], None]) -> None:
-        """Begins an exchange; `write` takes the response's bytes to the client."""
+    def attach(self, exchange: Exchange, client: Client) -> None:
+        """Begins an exchange; the response goes to `client`."""
         self.exchange = exchange
-        self._write = write
+        self._write = client.write
+        if client.write_paused:
+            self.pause(True)
 
     def park(self, now_s: float) -> None:
         """Keeps the connection for a later request, unless the endpoint has moved since."""
         if self._url != self.endpoint.url or self.transport.is_closing():
             self.discard()
             return
-        self._detach()
+        self.exchange = None
+        self._body = None
         if self._paused:
             self.pause(False)
-        self._idle_since_s = now_s
+        self.idle_since_s = now_s
         self.endpoint.idle.append(self)
 
     def discard(self) -> None:
         """Closes the connection at once; the rank sees that nobody waits any more."""
-        self._detach()
-        self.transport.abort()
-
-    def _detach(self) -> None:
         self.exchange = None
-        self._body = None
-        self._partial = b""
-
-    def idle_too_long(self, now_s: float) -> bool:
-        """Whether the server may be about to close this idle connection."""
-        return now_s - self._idle_since_s >= IDLE_LIMIT_S
+        self.transport.abort()
 
     def reusable(self, now_s: float) -> bool:
         """Whether an idle connection can take a request: young, and not closed by the server."""
         if self.transport.is_closing():
             return False
-        idle_s = now_s - self._idle_since_s
+        idle_s = now_s - self.idle_since_s
         return idle_s < _PROBE_AFTER_S or (idle_s < IDLE_LIMIT_S and not _readable(self._fd))
 
     # Backpressure
@@ -120,75 +131,69 @@ class Upstream(asyncio.Protocol):
     # The response
 
     def data_received(self, data: bytes) -> None:
-        body = self._body
-        if body is None:
-            self._head_received(data)
-            return
         try:
-            end = body.feed(data)
+            if self._body is None:
+                self._head_received(data)
+                return
+            end = self._body.feed(data)
         except FramingError as error:
             self._fail(str(error))
             return
         if end < 0:
             self._write(data)
         else:
-            self._finish(data, end)
+            self._finish(data, end, 0)
 
     def _head_received(self, data: bytes) -> None:
-        if self.exchange is None:  # an idle connection has nothing to say
+        exchange = self.exchange
+        if exchange is None:  # an idle connection has nothing to say
             self._drop_idle()
             return
-        try:
-            if self._partial:
-                data = self._partial + data
-            if data.startswith(_INTERIM):
-                data = self._skip_interim(data)
+        if self._partial:
+            data = self._partial + data
+        while True:
             end = data.find(b"\r\n\r\n") + 4
             if end < 4:
-                self._partial = data
-                if len(data) > MAX_HEAD_BYTES:
-                    raise FramingError(f"no end of head in {len(data)} bytes")
+                self._keep_partial(data)
                 return
-            self._answer(data, end)
-        except FramingError as error:
-            self._fail(str(error))
-
-    def _skip_interim(self, data: bytes) -> bytes:
-        """Passes 1xx heads on (`100 Continue`) and returns what is behind them."""
-        while data.startswith(_INTERIM):
-            end = data.find(b"\r\n\r\n") + 4
-            if end < 4:
+            head = parse_response(data[:end], exchange.head_request, self.endpoint.header)
+            if head.status >= 200:
                 break
-            if parse_response(data[:end]).status == 101:
-                raise FramingError("the router does not pass on protocol upgrades")
-            self._write(data[:end])
-            data = data[end:]
-        return data
+            data = self._pass_interim(head, data, end)
+        exchange.answered = head
+        stop = end + head.length  # of a body of known length
+        if head.length < 0 or stop > len(data):
+            body = self._chunked if head.length == CHUNKED else framing(head.length)
+            stop = body.feed(data, end)
+            if stop < 0:
+                self._partial = b""
+                self._body = body
+                self._write(head.forward + data[end:])
+                return
+        self._partial = b""
+        self._finish(head.forward + data[end:], stop, len(head.forward) - end)
 
-    def _answer(self, data: bytes, end: int) -> None:
-        """Passes on the final head, which ends at `end`, with what came behind it."""
-        assert self.exchange is not None
-        head = self._head = parse_response(data[:end], self.exchange.head_request)
-        self.exchange.answered = head
-        stop = 0
-        if head.body is not None:
-            stop = head.body.feed(data[end:]) if len(data) > end else MORE
-        line = data.index(b"\r\n") + 2
-        header = self.endpoint.header
-        data = b"".join((data[:line], header, data[line:]))
-        if stop < 0:
-            self._body = head.body
-            self._write(data)
-        else:
-            self._finish(data, end + len(header) + stop)
+    def _keep_partial(self, data: bytes) -> None:
+        self._partial = data
+        if len(data) > MAX_HEAD_BYTES:
+            raise FramingError(f"no end of head in {len(data)} bytes")
 
-    def _finish(self, data: bytes, end: int) -> None:
-        """The response ends at `end`; bytes behind it are nobody's, and spoil the connection."""
+    def _pass_interim(self, head: ResponseHead, data: bytes, end: int) -> bytes:
+        """Passes a 1xx head on as it is (`100 Continue`); returns what is behind it."""
+        if head.status == 101:
+            raise FramingError("the router does not pass on protocol upgrades")
+        self._write(data[:end])
+        return data[end:]
+
+    def _finish(self, data: bytes, end: int, shift: int) -> None:
+        """The response ends at `end` + `shift`; what is behind is nobody's and spoils reuse."""
         exchange = self.exchange
         assert exchange is not None
+        assert exchange.answered is not None
+        end += shift
         clean = end == len(data)
         self._write(data if clean else data[:end])
-        exchange.complete(reuse=clean and self._head.keep_alive)
+        exchange.complete(clean and exchange.answered.keep_alive)
 
     # The end of the connection
 
@@ -230,7 +235,7 @@ def drop_idle(endpoint: Endpoint, now_s: float | None = None) -> None:
     """Closes idle connections that idled too long; all of them without a time."""
     kept: list[Upstream] = []
     for upstream in endpoint.idle:
-        if now_s is None or upstream.idle_too_long(now_s):
+        if now_s is None or now_s - upstream.idle_since_s >= IDLE_LIMIT_S:
             upstream.discard()
         else:
             kept.append(upstream)

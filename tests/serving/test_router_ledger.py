@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from serving.router.router import Router, RouterError
+from serving.router.router import Router, RouterError, Settings
 from tests.serving.router_rank import (
     CHUNKED,
     DEADLINE_S,
@@ -29,7 +29,7 @@ COOLDOWN_S = 0.3
 
 @pytest.fixture
 def router() -> Iterator[Router]:
-    router = Router("test", cooldown_s=COOLDOWN_S)
+    router = Router("test", settings=Settings(cooldown_s=COOLDOWN_S))
     router.start()
     yield router
     router.stop()

@@ -1,0 +1,198 @@
+"""Combinations that cannot run: each is refused in words that say what is possible."""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+
+import pytest
+
+from ep_ray.config import schema as s
+from ep_ray.config.check import arms_of, check, requests_of, router_of, transport_of
+from ep_ray.config.compose import compose_all
+from ep_ray.config.errors import ConfigError
+
+EXPERIMENTS = {"attached_with_url": ("+exp=attached", "arm.url=http://127.0.0.1:1")}
+
+
+@cache
+def composed(*overrides: str) -> s.Config:
+    (config,) = compose_all(overrides, multirun=False)
+    return config
+
+
+def config_of(experiment: str, **changes: object) -> s.Config:
+    """A shipped experiment with values changed by dotted key (`__` for the dot)."""
+    config = copy.deepcopy(composed(*EXPERIMENTS.get(experiment, (f"+exp={experiment}",))))
+    for key, value in changes.items():
+        *path, leaf = key.split("__")
+        node = config
+        for part in path:
+            node = node[part] if isinstance(node, dict) else getattr(node, part)
+        assert hasattr(node, leaf), key
+        setattr(node, leaf, value)
+    return config
+
+
+def problems(experiment: str, **changes: object) -> str:
+    with pytest.raises(ConfigError) as caught:
+        check(config_of(experiment, **changes))
+    return str(caught.value)
+
+
+GENERAL = [
+    ({"measure": []}, "`measure` is empty: name a2a, serving or both"),
+    ({"name": "a b"}, "`name=a b` becomes a folder's name: use letters, digits"),
+    ({"name": "../x"}, "`name=../x` becomes a folder's name"),
+    ({"name": "-x"}, "`name=-x` becomes a folder's name"),
+    ({"repeats": 0}, "`repeats=0`: at least 1"),
+    (
+        {"transport__env": {"PATH": "x"}},
+        "`transport.env.PATH`: only NCCL_, FI_, UCX_, GLOO_, VLLM_ variables are recorded",
+    ),
+    (
+        {"arm__transport": s.Transport(env={"LD_PRELOAD": "x"})},
+        "`transport of arm external_dp.env.LD_PRELOAD`: only NCCL_",
+    ),
+]
+WORKLOAD = [
+    ({"workload__topk": 17}, "`workload.topk=17`: from 1 to workload.experts=16"),
+    ({"workload__topk": 0}, "`workload.topk=0`: from 1 to workload.experts=16"),
+    (
+        {"workload__hidden": 1000},
+        "`workload.hidden=1000` with FP8: one scale per 128 columns needs a multiple of 128; "
+        "or set workload.dispatch_dtype=bf16",
+    ),
+    ({"workload__ep": []}, "`workload.ep` is empty: name at least one EP size"),
+    (
+        {"workload__ep": [3]},
+        "`workload.ep=3`: workload.experts=16 must divide evenly over ranks; "
+        "possible: 1, 2, 4, 8, 16",
+    ),
+    ({"workload__ep": [0]}, "`workload.ep=0`: workload.experts=16 must divide"),
+    ({"workload__ep": [2, 4, 2]}, "`workload.ep` names 2 twice: each cell runs once"),
+    (
+        {"workload__routing": [s.RoutingKind.zipf, s.RoutingKind.zipf]},
+        "`workload.routing` names zipf twice",
+    ),
+    (
+        {"workload__routing": [s.RoutingKind.one_hot], "workload__ep": [8]},
+        "`workload.routing=one_hot` at EP8: all 4 experts of a token lie on one rank, which "
+        "holds 2; raise workload.experts or lower workload.topk",
+    ),
+    ({"workload__phases": {"x": s.Phase(0, 1)}}, "`workload.phases.x`: tokens and iterations"),
+    ({"workload__phases": {"x": s.Phase(1, 0)}}, "`workload.phases.x`: tokens and iterations"),
+    (
+        {"transport__kind": s.TransportKind.ib, "backend__name": "gloo"},
+        "`transport` asks for transport=ib, which gloo cannot have; allowed: auto, tcp",
+    ),
+    (
+        {"against__backends": {"a/b": s.Backend("nccl")}},
+        "backend `a/b`: use letters, digits",
+    ),
+]
+SERVING = [
+    ({"arm__name": "wide_tp"}, "two arms are called `wide_tp`: give each its own `name`"),
+    ({"arm__name": "a/b"}, "arm `a/b` names actors and log files: use letters, digits"),
+    (
+        {"arm__dp": 4},
+        "`arm.ep=2`: with EP on, vLLM spreads experts over tp x dp = 1 x 4 = 4; set arm.ep=4",
+    ),
+    ({"arm__tp": 0}, "`arm`: tp=0 and dp=2 are at least 1"),
+    (
+        {"arm__dp": 3, "arm__ep": 3},
+        "`arm`: 8 experts of model `tiny-moe` do not divide over EP 3 (tp 1 x dp 3)",
+    ),
+    ({"arm__enable_ep": False}, "`arm.ep=2` with arm.enable_ep=false: drop one of them"),
+    (
+        {"against__arms__wide_tp__dp": 2},
+        "`against.arms.wide_tp.dp=2`: wide_tp is one engine; use kind external_dp for dp > 1",
+    ),
+    (
+        {"against__arms__wide_tp__transport": s.Transport(s.TransportKind.ib)},
+        "`against.arms.wide_tp` asks for transport=ib, which wide_tp cannot have; "
+        "allowed: auto, nvlink, shm, tcp",
+    ),
+    ({"transport__kind": s.TransportKind.efa}, "asks for transport=efa, which wide_tp cannot"),
+    ({"arm__dp_local": 2}, "`arm.dp_local=2`: only kind hybrid_dp groups ranks"),
+    (
+        {"arm__kind": s.ArmKind.hybrid_dp},
+        "`arm.dp_local=None`: ranks behind each server must divide dp=2; possible: 1, 2",
+    ),
+    ({"model__experts": 0}, "model `tiny-moe` is dense, it has no experts"),
+    ({"cluster__ranks_per_gpu": 2}, "only over transport=tcp"),
+    ({"arm__url": "http://h"}, "`arm.url`: only kind attached measures a running server"),
+    ({"arm__rank_urls": ["http://h"]}, "`arm.url`: only kind attached"),
+    (
+        {"load__shapes": ["4096"]},
+        "`load.shapes=4096`: write PROMPT/COMPLETION in tokens, for example 1024/256",
+    ),
+    ({"load__shapes": ["0/8"]}, "`load.shapes=0/8`: write PROMPT/COMPLETION"),
+    (
+        {"load__shapes": ["8000/193"]},
+        "`load.shapes=8000/193` is longer than model.max_model_len=8192",
+    ),
+    ({"load__shapes": []}, "`load.shapes` and `load.concurrency` name at least one value"),
+    ({"load__concurrency": []}, "`load.shapes` and `load.concurrency` name at least one value"),
+    ({"load__concurrency": [0]}, "`load.concurrency=0`: at least 1"),
+    ({"load__concurrency": [4, 4]}, "`load.concurrency` names 4 twice: each cell runs once"),
+    ({"load__shapes": ["8/8", "8/8"]}, "`load.shapes` names 8/8 twice"),
+    ({"load__min_requests": 0}, "`load.min_requests` and `load.requests_per_slot` are at least 1"),
+    ({"model__made": "big"}, "`model.made=big`: allowed: tiny, lite, tiny_dense, null"),
+    ({"model__made": None}, "`model.path` is empty: give a folder or a hub id"),
+]
+
+
+@pytest.mark.parametrize(("changes", "problem"), [*GENERAL, *WORKLOAD, *SERVING])
+def test_what_cannot_run_is_refused_with_key_and_remedy(changes, problem):
+    assert problem in problems("quickstart", **changes)
+
+
+@pytest.mark.parametrize("url", ["localhost:80", "ftp://host", "http://", "host"])
+def test_an_attached_url_must_be_one(url):
+    expected = f"`{url}` is no URL: write http://HOST:PORT"
+    assert expected in problems("attached_with_url", arm__url=url)
+    assert expected in problems("attached_with_url", arm__rank_urls=[url])
+
+
+def test_attached_needs_a_url_and_no_transport():
+    assert "`arm.url` is missing: arm.url=http://HOST:PORT" in problems(
+        "attached_with_url", arm__url=None
+    )
+    assert "which attached cannot have; allowed: auto" in problems(
+        "attached_with_url", transport__kind=s.TransportKind.tcp
+    )
+
+
+def test_every_problem_is_listed_at_once():
+    text = problems("quickstart", repeats=0, workload__topk=0, load__concurrency=[0])
+    assert len(text.splitlines()) == 3
+
+
+def test_only_what_is_measured_is_checked():
+    check(config_of("quickstart", measure=[s.Measure.a2a], load__concurrency=[0]))
+    check(config_of("quickstart", measure=[s.Measure.serving], workload__topk=0))
+
+
+def test_what_lies_on_the_border_is_allowed():
+    check(config_of("quickstart", load__shapes=["8000/192"]))
+    check(config_of("quickstart", workload__topk=16))
+    routing = [s.RoutingKind.one_hot]
+    check(config_of("quickstart", workload__routing=routing, workload__ep=[4]))
+    bf16 = s.Dtype.bf16
+    check(config_of("quickstart", workload__hidden=1000, workload__dispatch_dtype=bf16))
+
+
+def test_an_arm_takes_its_own_transport_and_router_first():
+    config = config_of("external_dp_rdma")
+    kinds = {arm.name: transport_of(config, arm).kind.name for arm in arms_of(config)}
+    assert kinds == {"external_dp_rdma": "ib", "external_dp_tcp": "tcp", "wide_tp": "auto"}
+    routers = {arm.name: router_of(config, arm).name for arm in arms_of(config)}
+    assert routers["wide_tp"] == "none"
+    assert routers["external_dp_rdma"] == "round_robin"
+
+
+def test_published_requests_per_cell():
+    config = config_of("external_dp_tcp")
+    counts = [requests_of(config, c) for c in (1, 4, 8, 16, 32, 64)]
+    assert counts == [32, 32, 32, 64, 128, 256]
