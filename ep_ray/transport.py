@@ -122,12 +122,10 @@ def judge(asked: TransportKind, seen: Iterable[Evidence], local_links: bool) -> 
     words = "+".join(sorted(kinds - ({PEER} if TransportKind.nvlink.name in kinds else set())))
     if asked is TransportKind.auto:
         return "observed", words
-    tolerated = {asked.name}
-    if asked is TransportKind.nvlink or (local_links and asked in NETWORKS):
-        tolerated |= {TransportKind.nvlink.name, PEER}
-    if local_links and asked in NETWORKS:
-        tolerated.add(TransportKind.shm.name)
-    if not kinds <= tolerated:
+    own = {asked.name, PEER} if asked is TransportKind.nvlink else {asked.name}
+    local = {TransportKind.nvlink.name, TransportKind.shm.name, PEER}
+    tolerated = own | (local if local_links and asked in NETWORKS else set())
+    if kinds and (not kinds <= tolerated or not kinds & own):
         return "contradicted", words
     short = asked in NETWORKS and any(e.bytes_expected and not e.transport for e in evidence)
     return "proved" if asked.name in kinds and not short else "unproved", words

@@ -16,8 +16,12 @@ from sweeps.trial import A2aTrial, ServingTrial
 
 # Experiment: trials on its device, and the most ranks of one.
 SHIPPED = {
+    "a2a_backends": (16, 8),
     "a2a_decode": (5, 128),
     "a2a_prefill": (5, 128),
+    "a2a_routing": (8, 8),
+    "a2a_scaling": (14, 128),
+    "a2a_transports": (4, 8),
     "attached": (6, 0),
     "external_dp_rdma": (36, 8),
     "external_dp_tcp": (24, 8),
@@ -34,8 +38,8 @@ REVISION = "85864749cd611b4353ce1decdb286193298f64c7"
 @cache
 def config_of(experiment: str) -> Config:
     url = ["arm.url=http://127.0.0.1:1"] if experiment == "attached" else []
-    (config,) = compose_all([f"+exp={experiment}", *url], multirun=False)
-    return config
+    # `a2a_transports` sweeps by itself: its first point stands for all.
+    return compose_all([f"+exp={experiment}", *url], multirun=False)[0]
 
 
 def test_this_file_knows_every_experiment():

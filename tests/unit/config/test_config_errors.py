@@ -69,7 +69,7 @@ def test_a_misspelt_group_option_lists_the_options():
 def test_a_misspelt_experiment_lists_the_experiments():
     message = refused("+exp=quickstrat")
     assert "no `exp` called `quickstrat`, asked for in override `+exp=quickstrat`" in message
-    assert "did you mean `quickstart`? allowed: a2a_decode, a2a_prefill, attached" in message
+    assert "did you mean `quickstart`? allowed: a2a_backends, a2a_decode, a2a_prefill" in message
 
 
 def test_an_experiment_without_its_plus():
@@ -78,7 +78,7 @@ def test_an_experiment_without_its_plus():
 
 def test_no_experiment_lists_them():
     message = refused()
-    assert "no experiment chosen: write +exp=NAME; there are a2a_decode" in message
+    assert "no experiment chosen: write +exp=NAME; there are a2a_backends" in message
     assert "wide_tp" in message
 
 
