@@ -109,6 +109,17 @@ def _transports(
             )
 
 
+def ports_of(config: Config, trials: Sequence[Trial]) -> list[int]:
+    """Ports that the engines of a plan, and their router, take on a node."""
+    ports: set[int] = set()
+    for trial in trials:
+        if isinstance(trial, ServingTrial) and trial.gpus:
+            nodes = ["node"] * servers(trial.layout)
+            for claim in port_map(trial.layout, nodes, "node", config.router.port):
+                ports.update(range(claim.first, claim.last + 1))
+    return sorted(ports)
+
+
 def _software(config: Config, trials: Sequence[Trial], device: DeviceKind) -> Iterator[str]:
     backends = {t.arm: t.backend for t in trials if isinstance(t, A2aTrial)}
     for name, backend in backends.items():

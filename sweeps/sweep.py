@@ -11,7 +11,7 @@ from ep_ray.config.errors import ConfigError
 from ep_ray.config.schema import Config
 from ep_ray.inventory import Machine, local_machine
 from ep_ray.session import Session
-from sweeps.feasible import check_feasible, ranks_of, resolve_device
+from sweeps.feasible import check_feasible, ports_of, ranks_of, resolve_device
 from sweeps.folder import writing
 from sweeps.plan import plan
 from sweeps.print_plan import print_plan
@@ -87,6 +87,7 @@ class Sweep:
         if not todo:
             return
         self._session.start()
+        self._session.check_ports(ports_of(config, trials))
         self._announce(config, len(todo), len(trials))
         with Runner(config, device, self._store, len(todo)) as runner:
             for _, block in groupby(todo, key=lambda trial: trial.block):

@@ -11,7 +11,7 @@ from ep_ray.config import schema as s
 from ep_ray.config.compose import compose_all
 from ep_ray.config.errors import ConfigError
 from ep_ray.inventory import Gpu, Machine
-from sweeps.feasible import check_feasible, gpus_needed, ranks_of, resolve_device
+from sweeps.feasible import check_feasible, gpus_needed, ports_of, ranks_of, resolve_device
 from sweeps.plan import plan
 
 CUDA, CPU = s.DeviceKind.cuda, s.DeviceKind.cpu
@@ -168,3 +168,12 @@ def test_ranks_of_trials():
     assert [ranks_of(trial) for trial in trials] == [2, 2, 4, 4, *[2] * 12]
     assert gpus_needed(trials) == 4
     assert gpus_needed([]) == 0
+
+
+def test_ports_of_a_plan_are_those_of_its_engines_and_router():
+    (config,) = compose_all(["+exp=quickstart"], multirun=False)
+    ports = ports_of(config, plan(config, s.DeviceKind.cpu))
+    assert {18000, 18001, 18900, 19400, 19500} <= set(ports)
+    assert max(ports) < 32768
+    (only_a2a,) = compose_all(["+exp=quickstart", "measure=[a2a]"], multirun=False)
+    assert ports_of(only_a2a, plan(only_a2a, s.DeviceKind.cpu)) == []
