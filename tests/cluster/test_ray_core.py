@@ -158,9 +158,8 @@ def test_the_first_failure_ends_the_wait_for_ranks_that_hang(workers):
 def test_a_process_that_dies_is_a_crash(workers):
     with pytest.raises(TrialError) as caught:
         wait_all([workers[0].wait.remote(3600), workers[1].die.remote()], 3600, "dispatch")
-    assert (caught.value.status, caught.value.reason) == (
-        "crash", "dispatch: the process of rank 1 died",
-    )  # fmt: skip
+    assert caught.value.status == "crash"
+    assert caught.value.reason.startswith("dispatch: rank 1 died")
 
 
 def test_stacks_of_those_that_answer(workers):
@@ -174,7 +173,7 @@ def test_killed_actors_are_gone_when_the_call_returns(session):
     actors = [Worker.remote() for _ in range(2)]  # type: ignore[attr-defined]
     pids = wait_all([actor.pid.remote() for actor in actors], DEADLINE_S, "pids")
     actors[0].wait.remote(3600)
-    assert kill_all(actors, pids) == []
+    assert kill_all(actors, {ray.get_runtime_context().get_node_id(): pids}) == []
     alive = [pid for pid in pids if psutil.pid_exists(pid)]
     assert all(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE for pid in alive)
 
