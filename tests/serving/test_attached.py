@@ -143,11 +143,11 @@ def host(*overrides: str) -> tuple[AttachedHost, ServingTrial]:
 def test_counters_of_ranks_whose_urls_are_given():
     habits = Habits(ranks=2)
     with openai_server(habits) as url:
-        arm, _ = host(f"arm.url={url}", f"arm.rank_urls=[{url}/rank0,{url}/rank1/]")
+        arm, trial = host(f"arm.url={url}", f"arm.rank_urls=[{url}/rank0,{url}/rank1/]")
         assert arm.endpoints() == [f"{url}/rank0", f"{url}/rank1/"]
         for _ in range(3):
             arm.look()
-        counts = arm.counts()
+        counts = arm.counts(trial)
     assert counts.router is None
     assert counts.engines is not None
     assert [engine.complete for engine in counts.engines.values()] == [2, 1]
@@ -155,15 +155,19 @@ def test_counters_of_ranks_whose_urls_are_given():
 
 def test_counters_that_cannot_be_read_fail_the_trial():
     with openai_server(Habits()) as url:
-        arm, _ = host(f"arm.url={url}", f"arm.rank_urls=[{url}/elsewhere]")
+        arm, trial = host(f"arm.url={url}", f"arm.rank_urls=[{url}/elsewhere]")
         with pytest.raises(TrialError, match=r"counters of rank .*/elsewhere"):
-            arm.counts()
+            arm.counts(trial)
 
 
 def test_without_rank_urls_nothing_is_counted_or_claimed():
     with openai_server(Habits()) as url:
-        arm, _ = host(f"arm.url={url}")
-        assert (arm.counts().router, arm.counts().engines, arm.evidence()) == (None, None, [])
+        arm, trial = host(f"arm.url={url}")
+        assert (arm.counts(trial).router, arm.counts(trial).engines, arm.evidence()) == (
+            None,
+            None,
+            [],
+        )
         assert arm.endpoints() == [url]
 
 
