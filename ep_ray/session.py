@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -198,22 +198,32 @@ def _node(info: dict[str, str]) -> Node:
 def _inspect(node_id: str) -> tuple[Machine, tuple[int, int] | None]:
     raylet = _raylet(node_id)
     # A task without GPUs may see none; what counts is what this node's raylet hands out.
-    environ = raylet.environ() if raylet else os.environ
+    environ = _environ(raylet) if raylet else os.environ
     return local_machine(environ), _worker_ports(_flags(raylet)) if raylet else None
 
 
 def _raylet(node_id: str) -> psutil.Process | None:
     """The raylet of a node of this machine; None if it is not visible."""
     for process in psutil.process_iter(["name", "cmdline"]):
-        if process.info["name"] != "raylet":
-            continue
-        if node_id.startswith(_flags(process).get("node_id", node_id)[:8]):
+        flags = _flags(process) if process.info["name"] == "raylet" else {}
+        # One that ends just now, of another cluster, has no command line any more.
+        if flags and node_id.startswith(flags.get("node_id", node_id)[:8]):
             return process
     return None
 
 
+def _environ(process: psutil.Process) -> Mapping[str, str]:
+    try:
+        return process.environ()
+    except psutil.Error:
+        return os.environ
+
+
 def _flags(process: psutil.Process) -> dict[str, str]:
-    line = process.cmdline()
+    try:
+        line = process.cmdline()
+    except psutil.Error:
+        return {}
     return dict(a.lstrip("-").split("=", 1) for a in line if a.startswith("-") and "=" in a)
 
 
