@@ -10,8 +10,8 @@ from typing import Any, cast
 from ep_ray.backends.base import Backend
 
 ADAPTERS: dict[str, str] = {
-    "gloo": "ep_ray.backends.gloo:GlooBackend",
-    "nccl": "ep_ray.backends.nccl:NcclBackend",
+    "gloo": "ep_ray.backends.gloo:make",
+    "nccl": "ep_ray.backends.nccl:make",
 }
 
 
