@@ -10,15 +10,15 @@ import numpy as np
 import pyarrow as pa
 import ray
 
-from ep_ray.a2a.bench import Procedure, TrialResult
-from ep_ray.a2a.rank import Membership, RankActor
+from ep_ray.a2a.procedure import TrialResult
+from ep_ray.a2a.rank import Membership, RankActor, Report
 from ep_ray.address import is_one_node
-from ep_ray.backends.base import Spec
-from ep_ray.config.schema import Config, DeviceKind, TransportKind
+from ep_ray.config.schema import Config, DeviceKind, RoutingKind, TransportKind
 from ep_ray.interrupt import uninterrupted
 from ep_ray.placement import Slot, find_slots, in_bundle, release, reserve
 from ep_ray.transport import evidence_in_log, interface_evidence, judge, transport_env
 from ep_ray.watchdog import TrialError, kill_all, stacks, wait_all
+from sweeps.a2a_point import procedure_of, refuse, spec_of, table_of
 from sweeps.outcome import Outcome, evidence_rows, what_ran
 from sweeps.plan import A2aTrial
 
@@ -52,13 +52,16 @@ class A2aHost:
         self._label = label
         self._shared = device is DeviceKind.cuda and config.cluster.ranks_per_gpu > 1
         self._ranks: _Ranks | None = None
+        self._table: tuple[Any, str] | None = None  # in Ray's object store, and its digest
 
     def run(self, trial: A2aTrial) -> Outcome:
         """Runs one trial. A failure ends all ranks; the next trial gets new ones.
 
         Raises:
-            TrialError: Timeout, crash or an error of a rank.
+            TrialError: Timeout, crash, an error of a rank, or what was asked cannot be.
         """
+        refuse(self._config, trial, self._device)
+        self._load_table(trial)
         try:
             ranks = self._ready(trial)
             return self._measure(trial, ranks)
@@ -74,6 +77,10 @@ class A2aHost:
         leaving = [actor.leave.remote() for actor in self._ranks.actors]
         ray.wait(leaving, num_returns=len(leaving), timeout=self._config.deadlines.teardown_s)
         return self._kill()
+
+    def _load_table(self, trial: A2aTrial) -> None:
+        if self._table is None and (table := table_of(self._config, trial)):
+            self._table = ray.put(table.topk_idx), table.digest
 
     def _ready(self, trial: A2aTrial) -> _Ranks:
         ranks = self._ranks or self._start(trial)
@@ -126,20 +133,24 @@ class A2aHost:
 
     def _measure(self, trial: A2aTrial, ranks: _Ranks) -> Outcome:
         actors = ranks.actors[: trial.ep]
-        spec, procedure = self._spec(trial), self._procedure(trial)
-        before = wait_all([a.interface_bytes.remote() for a in actors], 30, "interface counters")
-        backend = trial.backend
-        runs = [a.run.remote(spec, procedure, backend.name, backend.options) for a in actors]
-        results: list[TrialResult] = wait_all(
+        spec = spec_of(self._config, trial, self._device)
+        procedure, backend = procedure_of(self._config, trial), trial.backend
+        reads = trial.routing is RoutingKind.file and self._table is not None
+        table = self._table[0] if reads and self._table else None
+        runs = [
+            actor.measure.remote(spec, procedure, backend.name, backend.options, table)
+            for actor in actors
+        ]
+        reports: list[Report] = wait_all(
             runs, self._config.deadlines.trial_s, f"trial {trial.cell}"
         )
-        after = wait_all([a.interface_bytes.remote() for a in actors], 30, "interface counters")
-        logs = wait_all([a.nccl_log.remote() for a in actors], 30, "NCCL logs")
+        results = [report.result for report in reports]
         errors = sorted({result.error for result in results if result.error})
         outcome = Outcome(status="failed" if errors else "ok", error="; ".join(errors) or None)
         outcome.rows["operations"] = [] if errors else results[0].operations
         outcome.rows["samples"] = _samples(results)
-        self._add_facts(outcome, trial, ranks, results, before[0], after[0], logs)
+        outcome.facts["routing_digest"] = self._table[1] if reads and self._table else None
+        self._add_facts(outcome, trial, ranks, reports)
         return outcome
 
     def _add_facts(
@@ -147,14 +158,17 @@ class A2aHost:
         outcome: Outcome,
         trial: A2aTrial,
         ranks: _Ranks,
-        results: list[TrialResult],
-        before: dict[str, int],
-        after: dict[str, int],
-        logs: list[list[str]],
+        reports: list[Report],
     ) -> None:
-        evidence = [e for rank, lines in enumerate(logs) for e in evidence_in_log(rank, lines)]
-        if self._device is DeviceKind.cpu and trial.ep > 1 and results[0].operations:
-            evidence.append(interface_evidence(0, before, after, _sent_bytes(trial, results)))
+        evidence = [
+            e for rank, report in enumerate(reports) for e in evidence_in_log(rank, report.nccl_log)
+        ]
+        first = reports[0]
+        if self._device is DeviceKind.cpu and trial.ep > 1 and first.result.operations:
+            sent = _sent_bytes(first.result)
+            evidence.append(
+                interface_evidence(0, first.received_before, first.received_after, sent)
+            )
         status, seen = judge(trial.transport.kind, evidence, local_links=False)
         if trial.ep == 1:
             status, seen = "not_applicable", ""
@@ -175,32 +189,6 @@ class A2aHost:
         if status == "contradicted" and asked is not TransportKind.auto and outcome.status == "ok":
             outcome.status = "failed"
             outcome.error = f"asked for transport {asked.name}, seen {seen}"
-
-    def _spec(self, trial: A2aTrial) -> Spec:
-        work = self._config.workload
-        return Spec(
-            ep=trial.ep,
-            tokens=trial.tokens,
-            hidden=work.hidden,
-            experts=work.experts,
-            topk=work.topk,
-            dispatch_dtype=work.dispatch_dtype,
-            combine_dtype=work.combine_dtype,
-            device=self._device.name,
-        )
-
-    def _procedure(self, trial: A2aTrial) -> Procedure:
-        work = self._config.workload
-        return Procedure(
-            iterations=trial.iterations,
-            seed=self._config.seed,
-            routing=trial.routing,
-            zipf_exponent=work.zipf_exponent,
-            min_warmup=work.min_warmup,
-            max_warmup=work.max_warmup,
-            warmup_tolerance=work.warmup_tolerance,
-            check=work.check,
-        )
 
     def _explain_and_kill(self, error: BaseException) -> None:
         timed_out = isinstance(error, TrialError) and error.status == "timeout"
@@ -250,7 +238,10 @@ def _samples(results: Sequence[TrialResult]) -> pa.Table:
     return pa.table({n: np.concatenate(c) for n, c in zip(names, columns, strict=True)})
 
 
-def _sent_bytes(trial: A2aTrial, results: list[TrialResult]) -> int:
+def _sent_bytes(result: TrialResult) -> int:
     """Payload that the measured iterations of all operations must have moved over the wire."""
-    per_iteration = sum(row["wire_bytes_total"] for row in results[0].operations)
-    return int(per_iteration) * trial.iterations
+    measured = result.samples.op[result.samples.role == "measured"]
+    return sum(
+        int(row["wire_bytes_total"] or 0) * row["loop"] * int((measured == row["op"]).sum())
+        for row in result.operations
+    )

@@ -43,9 +43,7 @@ def run_trial(
         ValueError: The group has another size than `spec.ep`, or the backend or the routing
             cannot do what `spec` asks.
     """
-    ranks = dist.get_world_size(group)
-    if ranks != spec.ep:
-        raise ValueError(f"EP{spec.ep} was asked of a group of {ranks} ranks; they must be equal")
+    require_size(spec, group)
     fabric = fabric or measure_fabric(group, device)
     pool = draw_pool(spec, procedure, dist.get_rank(group), table)
     backend.setup(spec, group, device)
@@ -61,6 +59,13 @@ def run_trial(
     # wait for peers that wait for this rank, and hide the exception.
     backend.destroy()
     return result
+
+
+def require_size(spec: Spec, group: ProcessGroup) -> None:
+    """Raises `ValueError` unless the group has as many ranks as `spec` asks for."""
+    ranks = dist.get_world_size(group)
+    if ranks != spec.ep:
+        raise ValueError(f"EP{spec.ep} was asked of a group of {ranks} ranks; they must be equal")
 
 
 def _run_checked(

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from ep_ray.a2a.bench import run_trial
+from ep_ray.a2a.bench import require_size, run_trial
 from ep_ray.a2a.links import Fabric, measure_fabric
 from ep_ray.a2a.procedure import Procedure, TrialResult
 from ep_ray.address import service_ip
@@ -214,6 +214,7 @@ class Rank:
         if self._member is None or dist.group.WORLD is None:
             raise RuntimeError("this rank belongs to no communicator; call `join` before `run`")
         chosen, world = registry.load(backend, options), dist.group.WORLD
+        require_size(spec, world)
         if self._fabric is None:
             self._fabric = measure_fabric(world, self._device)
         return run_trial(spec, procedure, chosen, world, self._device, self._fabric, table)

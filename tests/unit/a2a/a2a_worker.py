@@ -182,9 +182,7 @@ def trial(
     return run_trial(spec, procedure, backend, group, CPU, table=table)
 
 
-def wire(
-    spec: Spec, procedure: Procedure, options: dict[str, Any]
-) -> dict[str, tuple[int, int]]:
+def wire(spec: Spec, procedure: Procedure, options: dict[str, Any]) -> dict[str, tuple[int, int]]:
     """Bytes that leave this rank for others, per operation: declared and counted."""
     group = GROUPS[spec.ep]
     rank = dist.get_rank(group)
