@@ -45,6 +45,12 @@ BY_COMPAT: dict[str, Statistic] = {
 }
 
 
+def statistic_in_words(words: str | None) -> Statistic:
+    """The statistic that a row names; the project's own where it names none."""
+    known = {found.words: found for found in BY_COMPAT.values()}
+    return known.get(words or "", NEUTRAL)
+
+
 def statistic(compat: str | None) -> Statistic:
     """The statistic of a way of measuring; None is the project's own."""
     return NEUTRAL if compat is None else BY_COMPAT[compat]
