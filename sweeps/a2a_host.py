@@ -10,11 +10,10 @@ import numpy as np
 import pyarrow as pa
 import ray
 
-from ep_ray.a2a.bench import Procedure, TrialResult
-from ep_ray.a2a.rank import Membership, RankActor
+from ep_ray.a2a.procedure import TrialResult
+from ep_ray.a2a.rank import Membership, RankActor, Report
 from ep_ray.address import is_one_node
-from ep_ray.backends.base import Spec
-from ep_ray.config.schema import Config, DeviceKind, TransportKind
+from ep_ray.config.schema import Config, DeviceKind, RoutingKind, TransportKind
 from ep_ray.interrupt import uninterrupted
 from ep_ray.observer import Observer
 from ep_ray.placement import Slot, find_slots, in_bundle, release, reserve
@@ -22,6 +21,7 @@ from ep_ray.proof import counter_evidence, link_evidence
 from ep_ray.session import NOSET
 from ep_ray.transport import PEER, evidence_in_log, transport_env
 from ep_ray.watchdog import TrialError, kill_all, stacks, wait_all
+from sweeps.a2a_point import procedure_of, refuse, spec_of, table_of
 from sweeps.outcome import Outcome, what_ran
 from sweeps.prove import prove
 from sweeps.trial import A2aTrial
@@ -60,13 +60,16 @@ class A2aHost:
         self._label = label
         self._shared = device is DeviceKind.cuda and config.cluster.ranks_per_gpu > 1
         self._ranks: _Ranks | None = None
+        self._table: tuple[Any, str] | None = None  # in Ray's object store, and its digest
 
     def run(self, trial: A2aTrial) -> Outcome:
         """Runs one trial. A failure ends all ranks; the next trial gets new ones.
 
         Raises:
-            TrialError: Timeout, crash or an error of a rank.
+            TrialError: Timeout, crash, an error of a rank, or what was asked cannot be.
         """
+        refuse(self._config, trial, self._device)
+        self._load_table(trial)
         try:
             ranks = self._ready(trial)
             return self._measure(trial, ranks)
@@ -82,6 +85,10 @@ class A2aHost:
         leaving = [actor.leave.remote() for actor in self._ranks.actors]
         ray.wait(leaving, num_returns=len(leaving), timeout=self._config.deadlines.teardown_s)
         return self._kill()
+
+    def _load_table(self, trial: A2aTrial) -> None:
+        if self._table is None and (table := table_of(self._config, trial)):
+            self._table = ray.put(table.topk_idx), table.digest
 
     def _ready(self, trial: A2aTrial) -> _Ranks:
         ranks = self._ranks or self._start(trial)
@@ -139,20 +146,26 @@ class A2aHost:
 
     def _measure(self, trial: A2aTrial, ranks: _Ranks) -> Outcome:
         actors = ranks.actors[: trial.ep]
-        spec, procedure = self._spec(trial), self._procedure(trial)
-        backend = trial.backend
+        spec = spec_of(self._config, trial, self._device)
+        procedure, backend = procedure_of(self._config, trial), trial.backend
+        reads = trial.routing is RoutingKind.file and self._table is not None
+        table = self._table[0] if reads and self._table else None
         with self._observer.watch():
-            runs = [a.run.remote(spec, procedure, backend.name, backend.options) for a in actors]
-            results: list[TrialResult] = wait_all(
+            runs = [
+                actor.measure.remote(spec, procedure, backend.name, backend.options, table)
+                for actor in actors
+            ]
+            reports: list[Report] = wait_all(
                 runs, self._config.deadlines.trial_s, f"trial {trial.cell}"
             )
-        logs = wait_all([a.nccl_log.remote() for a in actors], 30, "NCCL logs")
+        results = [report.result for report in reports]
         errors = sorted({result.error for result in results if result.error})
         outcome = Outcome(status="failed" if errors else "ok", error="; ".join(errors) or None)
         outcome.rows["operations"] = [] if errors else results[0].operations
         outcome.rows["samples"] = _samples(results)
+        outcome.facts["routing_digest"] = self._table[1] if reads and self._table else None
         facts = ranks.facts[: trial.ep]
-        self._prove(outcome, trial, facts, logs)
+        self._prove(outcome, trial, facts, reports)
         outcome.facts |= {"shared_gpu": self._shared} | what_ran(
             facts[0]["versions"],
             _hardware(facts),
@@ -166,48 +179,21 @@ class A2aHost:
         outcome: Outcome,
         trial: A2aTrial,
         facts: Sequence[dict[str, Any]],
-        logs: Sequence[list[str]],
+        reports: Sequence[Report],
     ) -> None:
         asked = trial.transport.kind
-        evidence = [e for rank, lines in enumerate(logs) for e in evidence_in_log(rank, lines)]
+        evidence = [
+            e for rank, report in enumerate(reports) for e in evidence_in_log(rank, report.nccl_log)
+        ]
         if any(e.transport == PEER for e in evidence):
             linked = self._observer.linked_by_nvlink()
             evidence += link_evidence(evidence, [f["env"] for f in facts], linked)
         # CPU ranks talk over sockets, whatever is asked.
         counted = TransportKind.tcp if self._device is DeviceKind.cpu else asked
-        expected = sum(
-            row["wire_bytes_total"] * (row["warmup_iterations"] + trial.iterations)
-            for row in outcome.rows["operations"]
-        )
+        expected = _sent_bytes(reports[0].result) if outcome.rows["operations"] else 0
         also = "the correctness check, the measurement of the links, and Ray"
         evidence += counter_evidence(counted, self._observer.grown, expected, also)
         prove(outcome, asked, evidence, crosses=trial.ep > 1, local_links=False)
-
-    def _spec(self, trial: A2aTrial) -> Spec:
-        work = self._config.workload
-        return Spec(
-            ep=trial.ep,
-            tokens=trial.tokens,
-            hidden=work.hidden,
-            experts=work.experts,
-            topk=work.topk,
-            dispatch_dtype=work.dispatch_dtype,
-            combine_dtype=work.combine_dtype,
-            device=self._device.name,
-        )
-
-    def _procedure(self, trial: A2aTrial) -> Procedure:
-        work = self._config.workload
-        return Procedure(
-            iterations=trial.iterations,
-            seed=self._config.seed,
-            routing=trial.routing,
-            zipf_exponent=work.zipf_exponent,
-            min_warmup=work.min_warmup,
-            max_warmup=work.max_warmup,
-            warmup_tolerance=work.warmup_tolerance,
-            check=work.check,
-        )
 
     def _explain_and_kill(self, error: BaseException) -> None:
         timed_out = isinstance(error, TrialError) and error.status == "timeout"
@@ -255,3 +241,12 @@ def _samples(results: Sequence[TrialResult]) -> pa.Table:
     columns = zip(*(result.samples.columns() for result in results), strict=True)
     names = ("op", "role", "rank", "iteration", "duration_ns")
     return pa.table({n: np.concatenate(c) for n, c in zip(names, columns, strict=True)})
+
+
+def _sent_bytes(result: TrialResult) -> int:
+    """What all timed iterations, warm-up too, must have moved over the wire."""
+    timed = result.samples.op[result.samples.role != "floor"]
+    return sum(
+        int(row["wire_bytes_total"] or 0) * row["loop"] * int((timed == row["op"]).sum())
+        for row in result.operations
+    )

@@ -10,13 +10,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ep_ray.a2a.stats import Samples, headline_ns, pooled, rank_medians_ns
+from ep_ray.a2a.statistic import statistic_in_words
+from ep_ray.a2a.stats import Samples, pooled, rank_medians_ns
 from sweeps.results import by_trial
 from sweeps.stats import median
 
 _US = 1e-3
 _BYTES_PER_US_TO_GB_PER_S = 1e-3
-OPS = ("dispatch", "combine", "pair")
+OPS = (
+    *("dispatch", "combine", "pair", "dispatch_send", "dispatch_recv"),
+    *("combine_send", "combine_recv", "pair_overlapped", "work"),
+)
 
 
 @dataclass(frozen=True)
@@ -124,7 +128,7 @@ def _trial_metrics(samples: Samples, facts: Mapping[str, Mapping[str, Any]]) -> 
 
 
 def _op_metrics(samples: Samples, op: str, facts: Mapping[str, Any]) -> OpMetrics:
-    top, problem = _headline(samples, op)
+    top, problem = _headline(samples, op, facts)
     pool, per_rank = pooled(samples, op), rank_medians_ns(samples, op).values()
     cold = samples.of(op, "cold").duration_ns
     return OpMetrics(
@@ -141,9 +145,9 @@ def _op_metrics(samples: Samples, op: str, facts: Mapping[str, Any]) -> OpMetric
     )
 
 
-def _headline(samples: Samples, op: str) -> tuple[float | None, str]:
+def _headline(samples: Samples, op: str, facts: Mapping[str, Any]) -> tuple[float | None, str]:
     try:
-        return headline_ns(samples, op), ""
+        return statistic_in_words(facts.get("statistic")).of(samples, op), ""
     except ValueError as error:
         return None, str(error)
 

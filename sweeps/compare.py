@@ -74,9 +74,12 @@ def unmatched_arms(matches: Sequence[ArmMatch]) -> list[str]:
 def same_all_to_all(row: AllToAllRow, trial: Trial) -> bool:
     """Whether a trial measures what a published all-to-all row did, as far as the row says.
 
-    The published rows do not state their routing; only uniform routing is held against them.
+    The published rows do not state their routing; only uniform routing of as many tokens on every
+    rank is held against them, whatever the way of measuring.
     """
     if trial.routing != "uniform" or trial.transport_status == "contradicted":
+        return False
+    if trial.masked_share or trial.tokens_per_rank not in (None, "uniform"):
         return False
     return (row.workload, row.tokens, row.ep_size, row.backend, row.transport) == (
         trial.phase,

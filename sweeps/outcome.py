@@ -67,7 +67,9 @@ def _cell_columns(trial: Trial) -> dict[str, Any]:
             "tokens": trial.tokens,
             "routing": trial.routing.name,
             **{k: work[k] for k in ("hidden", "experts", "topk")},
-            **{k: work[k] for k in ("dispatch_dtype", "combine_dtype")},
+            **{k: work[k] for k in ("dispatch_dtype", "combine_dtype", "compat", "masked_share")},
+            "tokens_per_rank": str(work["tokens_per_rank"]),
+            "launch": trial.launch.name,
         }
     assert isinstance(trial, ServingTrial)
     layout = trial.layout

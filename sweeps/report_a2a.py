@@ -27,9 +27,10 @@ _TRAFFIC = (
     *("bytes on the wire\ntotal", "bound\nlink GB/s", "bound\nµs", f"bound\n{BESIDE}"),
     *("GB/s\nwire", "GB/s\nalgbw", "GB/s\nbusbw", "imbalance"),
 )
-_REGIONS = ("arm", "op", "timed region", "layout", "dedup", "mode", "checked")
+_REGIONS = ("arm", "op", "timed region", "layout", "dedup", "mode", "checked", "headline")
 _SENTENCE = (
-    "Headline: the maximum over ranks of each iteration, then the median over iterations{more}. "
+    "Headline: the maximum over ranks of each iteration, then the median over iterations{more}; "
+    "cells measured as another project does have its statistic. "
     f"`{BESIDE}`: headline over the lower bound. Marked: the lowest of a row."
 )
 
@@ -77,7 +78,7 @@ def _ratios(view: View) -> list[Section]:
 def _short(outcomes: dict[str, Outcome[A2aMetrics]]) -> str:
     """What usually tells two cells apart."""
     trial = next(iter(outcomes.values())).trials[0]
-    return f"{trial.phase}, {trial.routing}, EP{trial.ep}"
+    return ", ".join([f"{trial.phase}, {trial.routing}, EP{trial.ep}", *trial.unusual])
 
 
 def _headlines(view: View, load: str, cells: Cells) -> Table:
@@ -197,7 +198,7 @@ def _region_columns(metrics: OpMetrics) -> tuple[str, ...]:
     words = [metrics.facts.get(name) or "" for name in ("timed_region", "layout", "dedup")]
     mode = {True: "graph", False: "eager", None: ""}[metrics.facts.get("graph")]
     checked = {True: "yes", False: "NO", None: "not recorded"}[metrics.facts.get("checked")]
-    return (*words, mode, checked)
+    return (*words, mode, checked, metrics.facts.get("statistic") or "")
 
 
 def _fixed(number: float | None) -> str:

@@ -106,7 +106,7 @@ def pplx_garden(view: View) -> Section:
             if not matched and not outcome.status:
                 trial = outcome.trials[0]
                 alone.append((f"{label} {trial.phase} {trial.routing}", ep))
-    columns = ("workload", "op", "EP", "backend", "fabric", "provenance", *_SIDES)
+    columns = ("workload", "op", "EP", "backend", "fabric", "how", "provenance", *_SIDES)
     table = text_table("p50 pooled over ranks and iterations, µs", columns, rows)
     published = sum(row.status == "ok" for row in data.pplx_garden())
     sentence = (
@@ -120,7 +120,7 @@ def pplx_garden(view: View) -> Section:
 
 
 def _used(rows: Sequence[tuple[object, ...]]) -> int:
-    return len({row[:6] for row in rows if isinstance(row[7], Decimal)})
+    return len({(*row[:5], row[6]) for row in rows if isinstance(row[8], Decimal)})
 
 
 def _all_to_all_rows(outcome: Outcome[A2aMetrics]) -> list[tuple[object, ...]]:
@@ -131,7 +131,9 @@ def _all_to_all_rows(outcome: Outcome[A2aMetrics]) -> list[tuple[object, ...]]:
             continue
         theirs = row.median_us
         ratio = "" if theirs is None else f"{here / float(theirs):.2f}"
-        name = (row.workload, row.phase, f"EP{row.ep_size}", row.backend, row.transport)
+        trial = outcome.trials[0]
+        mode = ", ".join(trial.unusual)
+        name = (row.workload, row.phase, f"EP{row.ep_size}", row.backend, row.transport, mode)
         rows.append((*name, row.provenance, f"{here:.1f}", theirs or row.status, ratio))
     return rows
 

@@ -53,6 +53,10 @@ class Trial:
     versions_json: str | None
     hardware_json: str | None
     env_json: str | None
+    launch: str | None
+    compat: str | None
+    masked_share: float | None
+    tokens_per_rank: str | None
 
     @property
     def label(self) -> str:
@@ -61,6 +65,21 @@ class Trial:
         if transport in (None, "", "auto") or self.arm.endswith(f"_{transport}"):
             return self.arm
         return f"{self.arm} over {transport}"
+
+    @property
+    def unusual(self) -> list[str]:
+        """How an all-to-all cell differs from the usual: other cells never stand beside it."""
+        words = [
+            f"{self.masked_share:.0%} masked" if self.masked_share else "",
+            f"{self.tokens_per_rank} tokens per rank" if self._uneven else "",
+            "CUDA graph" if self.launch == "graph" else "",
+            f"measured as {self.compat} does" if self.compat else "",
+        ]
+        return [word for word in words if word]
+
+    @property
+    def _uneven(self) -> bool:
+        return self.tokens_per_rank not in (None, "uniform")
 
 
 @dataclass(frozen=True)

@@ -57,23 +57,33 @@ TRIALS = _schema(
     ("hardware_json", pa.string()),
     ("env_json", pa.string()),  # effective NCCL_, FI_, UCX_, GLOO_, VLLM_ per rank
     ("tags", pa.string()),  # what telemetry says against the numbers; null where nothing does
+    # further columns of all-to-all cells
+    ("launch", pa.string()),  # eager | graph
+    ("compat", pa.string()),  # whose way of measuring; null is the project's own
+    ("masked_share", pa.float64()),
+    ("tokens_per_rank", pa.string()),  # uniform | ragged | a list
+    ("routing_digest", pa.string()),  # SHA-256 of the routing file; null without one
 )
 
 # One row per operation of an all-to-all trial.
 OPERATIONS = _schema(
-    ("op", pa.string()),  # dispatch | combine | pair
+    # dispatch | combine | pair | {dispatch,combine}_{send,recv} | pair_overlapped | work
+    ("op", pa.string()),
     ("dedup", pa.string()),  # none | rank | node
     ("layout", pa.string()),
     ("timed_region", pa.string()),  # what is inside it, in words
     ("graph", pa.bool_()),
     ("warmup_iterations", pa.int32()),
-    ("wire_bytes_out_max", pa.int64()),  # largest over ranks, own share excluded
+    # largest over ranks, own share excluded; null where an operation is part of an exchange
+    ("wire_bytes_out_max", pa.int64()),
     ("wire_bytes_in_max", pa.int64()),
     ("wire_bytes_total", pa.int64()),
     ("link_bytes_per_s", pa.float64()),  # measured in the same run
     ("bound_ns", pa.float64()),  # null at EP1, where nothing crosses
     ("max_over_mean_received_rows", pa.float64()),
     ("checked", pa.bool_()),
+    ("statistic", pa.string()),  # how the headline is made of the samples, in words
+    ("loop", pa.int32()),  # operations within one sample
 )
 
 # One row per timing. role: cold | warmup | measured | floor (the empty-event floor).

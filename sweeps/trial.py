@@ -1,10 +1,27 @@
-"""What a trial is: one measurement of an arm at a cell, once. Pure."""
+"""What a trial is, and how it is told from every other. Pure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any, TypeVar
 
-from ep_ray.config.schema import Arm, ArmKind, Backend, RouterPolicy, RoutingKind, Transport
+from ep_ray.config.schema import (
+    Arm,
+    ArmKind,
+    Backend,
+    CompatKind,
+    LaunchKind,
+    Measure,
+    RouterPolicy,
+    RoutingKind,
+    Transport,
+)
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -46,6 +63,8 @@ class A2aTrial(Trial):
     tokens: int
     iterations: int
     routing: RoutingKind
+    launch: LaunchKind
+    compat: CompatKind | None
 
 
 @dataclass(frozen=True)
@@ -76,3 +95,53 @@ class ServingTrial(Trial):
     def gpus(self) -> int:
         """GPUs that the arm takes; 0 for a server that is already running."""
         return 0 if self.layout.kind is ArmKind.attached else self.layout.tp * self.layout.dp
+
+
+@dataclass(frozen=True)
+class Side:
+    """The configuration that trials of one arm share, as JSON: all of it, and what is hashed."""
+
+    full: str
+    hashed: str
+
+    @classmethod
+    def of(cls, full: dict[str, Any], hashed: dict[str, Any] | None = None) -> Side:
+        """From plain values; everything is hashed unless `hashed` says what is."""
+        return cls(dump(full), dump(full if hashed is None else hashed))
+
+
+def identity(
+    measure: Measure, arm: str, cell: str, repeat: int, side: Side, more: dict[str, Any]
+) -> dict[str, Any]:
+    """The fields that every trial has; `more` is what the cell adds to the configuration."""
+    place = f'"cell": {json.dumps(cell)}, "more": {json.dumps(more)}}}'
+    digest = hashlib.sha256(f'{{"arm": {side.hashed}, {place}'.encode()).hexdigest()
+    return {
+        # 48 bits: thousands of configurations of one cell stay apart.
+        "trial_id": f"{measure.name}.{arm}.{cell}.r{repeat}.{digest[:12]}",
+        "measure": measure.name,
+        "arm": arm,
+        "cell": cell,
+        "repeat": repeat,
+        "config_hash": digest,
+        "config_json": f'{{"arm": {side.full}, {place}',
+    }
+
+
+def mirrored(items: list[_T], repeat: int) -> list[_T]:
+    """The items, backwards in every second repeat."""
+    return items[::-1] if repeat % 2 else items
+
+
+def without(node: Any, keys: Sequence[str]) -> dict[str, Any]:
+    """The fields of a dataclass but for these."""
+    return {key: value for key, value in asdict(node).items() if key not in keys}
+
+
+def dump(node: dict[str, Any]) -> str:
+    """JSON of plain values, dataclasses and enumerations, in a fixed order."""
+    return json.dumps(node, default=_jsonable, sort_keys=True)
+
+
+def _jsonable(value: Any) -> Any:
+    return value.name if isinstance(value, Enum) else asdict(value)

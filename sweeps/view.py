@@ -75,6 +75,7 @@ def a2a_key(trial: Trial) -> A2aKey:
         f"{trial.phase}, {trial.tokens} tokens, {trial.routing} routing, H {trial.hidden}, "
         f"{trial.experts} experts, top-{trial.topk}, {dtypes}"
     )
+    load = ", ".join([load, *trial.unusual])
     return load, trial.ep or 0
 
 

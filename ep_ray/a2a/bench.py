@@ -1,109 +1,93 @@
-"""One all-to-all trial on one rank: check, measure the links, warm up, time."""
+"""One all-to-all trial on one rank: check, warm up, time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
-
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch.distributed import ProcessGroup
 
-from ep_ray.a2a import facts
+from ep_ray.a2a import compat, facts, neutral
 from ep_ray.a2a.check import check, payload
-from ep_ray.a2a.links import gather_hosts, measure_links, node_size
-from ep_ray.a2a.routing import Routing, draw
-from ep_ray.a2a.stats import Samples, concat, series
-from ep_ray.a2a.timing import Timer, Warmup, make_timer, warm_up
+from ep_ray.a2a.launch import Call, Launch, make_launch
+from ep_ray.a2a.links import Fabric, measure_fabric
+from ep_ray.a2a.measured import Measured
+from ep_ray.a2a.overlap import Work
+from ep_ray.a2a.pool import draw_pool, on_device
+from ep_ray.a2a.procedure import Procedure, TrialResult
+from ep_ray.a2a.routing import Routing
+from ep_ray.a2a.stats import concat
+from ep_ray.a2a.timing import Timer, make_timer
 from ep_ray.backends.base import Backend, Spec, Tokens
-from ep_ray.config.schema import RoutingKind
 
-FLOOR_ITERATIONS = 50
-POOL_TOKENS = 1 << 16
-"""Tokens per rank over all routings of the pool, which has 4 to 32 of them."""
 FAULTS_SHOWN = 20
 
 
-@dataclass(frozen=True)
-class Procedure:
-    """How a workload point is measured, the same on every rank.
-
-    Attributes:
-        iterations: Measured iterations per operation.
-        seed: Seed of the routing.
-        routing: How experts are chosen.
-        zipf_exponent: Exponent of `zipf` routing.
-        min_warmup: Fewest warm-up iterations.
-        max_warmup: Most warm-up iterations.
-        warmup_tolerance: Relative difference at which warm-up ends.
-        check: Whether correctness is checked before timing.
-    """
-
-    iterations: int
-    seed: int = 0
-    routing: RoutingKind = RoutingKind.uniform
-    zipf_exponent: float = 1.2
-    min_warmup: int = 20
-    max_warmup: int = 500
-    warmup_tolerance: float = 0.02
-    check: bool = True
-
-
-@dataclass(frozen=True)
-class TrialResult:
-    """What one rank brings back.
-
-    Attributes:
-        rank: This rank.
-        samples: This rank's timings; none if the check failed.
-        operations: One dict per operation, keyed as the `operations` table after its key; the
-            same on every rank.
-        error: Why there are no timings, or None.
-    """
-
-    rank: int
-    samples: Samples
-    operations: list[dict[str, Any]]
-    error: str | None
-
-
 def run_trial(
-    spec: Spec, procedure: Procedure, backend: Backend, group: ProcessGroup, device: torch.device
+    spec: Spec,
+    procedure: Procedure,
+    backend: Backend,
+    group: ProcessGroup,
+    device: torch.device,
+    fabric: Fabric | None = None,
+    table: NDArray[np.int64] | None = None,
 ) -> TrialResult:
     """Runs one trial; collective over `group`, whose size is `spec.ep`.
+
+    Args:
+        fabric: What an earlier trial on this communicator measured; None measures it.
+        table: `[N, K]` choices for `file` routing.
 
     Raises:
         ValueError: The group has another size than `spec.ep`, or the backend or the routing
             cannot do what `spec` asks.
     """
-    ranks = dist.get_world_size(group)
-    if ranks != spec.ep:
-        raise ValueError(f"EP{spec.ep} was asked of a group of {ranks} ranks; they must be equal")
+    require_size(spec, group)
+    fabric = fabric or measure_fabric(group, device)
+    pool = draw_pool(spec, procedure, dist.get_rank(group), table)
     backend.setup(spec, group, device)
-    result = _run_checked(spec, procedure, backend, group, device)
-    # Not in a `finally`: destroying is collective, and after an exception on one rank it would
+    timer = make_timer(group, device, fabric.shared_clock)
+    work = None if procedure.overlap_us is None else Work(procedure.overlap_us, timer, group)
+    tokens = _tokens(spec, backend, device)
+    launch = make_launch(spec, backend, tokens, pool[0], group, work)
+    try:
+        result = _run_checked(spec, procedure, backend, launch, timer, pool, work, fabric)
+    finally:
+        launch.close()
+    # Not in the `finally`: destroying is collective, and after an exception on one rank it would
     # wait for peers that wait for this rank, and hide the exception.
     backend.destroy()
     return result
 
 
+def require_size(spec: Spec, group: ProcessGroup) -> None:
+    """Raises `ValueError` unless the group has as many ranks as `spec` asks for."""
+    ranks = dist.get_world_size(group)
+    if ranks != spec.ep:
+        raise ValueError(f"EP{spec.ep} was asked of a group of {ranks} ranks; they must be equal")
+
+
 def _run_checked(
-    spec: Spec, procedure: Procedure, backend: Backend, group: ProcessGroup, device: torch.device
+    spec: Spec,
+    procedure: Procedure,
+    backend: Backend,
+    launch: Launch,
+    timer: Timer,
+    pool: list[Routing],
+    work: Call | None,
+    fabric: Fabric,
 ) -> TrialResult:
-    rank = dist.get_rank(group)
-    pool = draw_pool(spec, procedure, rank)
-    faults = check(backend, spec, group, device, pool) if procedure.check else []
+    group, device = timer.group, timer.device
+    faults = check(backend, spec, group, device, pool, launch) if procedure.check else []
     if faults:
-        return TrialResult(rank, concat([]), [], _failure(faults))
-    hosts = gather_hosts(group)
-    links = measure_links(group, device, node_size(hosts))
-    timer = make_timer(group, device, shared_clock=len(set(hosts)) == 1)
-    samples, warmups = _time_all(spec, procedure, backend, timer, pool)
-    pool_idx = facts.gather_pool(pool, group, device)
-    rows = facts.operations(spec, backend, pool_idx, links, warmups, procedure.check)
-    return TrialResult(rank, samples, rows, None)
+        return TrialResult(timer.rank, concat([]), [], _failure(faults))
+    launch.load(pool[0], _tokens(spec, backend, device))
+    used = pool[:1] if procedure.compat in compat.FIXED_ROUTING else pool
+    measured = _time_all(procedure, backend, launch, timer, on_device(used, device), work, spec)
+    pool_idx = facts.gather_pool(used, spec.tokens, group, device)
+    rows = facts.operations(spec, procedure, backend, pool_idx, fabric.links, measured)
+    return TrialResult(timer.rank, measured.samples(), rows, None)
 
 
 def _failure(faults: list[str]) -> str:
@@ -112,76 +96,23 @@ def _failure(faults: list[str]) -> str:
     return "correctness check failed: " + "; ".join(faults[:FAULTS_SHOWN]) + more
 
 
-def draw_pool(spec: Spec, procedure: Procedure, rank: int) -> list[Routing]:
-    """The routings that iterations of `rank` go through in turn."""
-    size = min(32, max(4, POOL_TOKENS // spec.tokens))
-    return [
-        draw(
-            procedure.routing,
-            seed=procedure.seed,
-            rank=rank,
-            iteration=iteration,
-            tokens=spec.tokens,
-            experts=spec.experts,
-            topk=spec.topk,
-            ep=spec.ep,
-            exponent=procedure.zipf_exponent,
-        )
-        for iteration in range(size)
-    ]
-
-
 def _time_all(
-    spec: Spec, procedure: Procedure, backend: Backend, timer: Timer, pool: list[Routing]
-) -> tuple[Samples, dict[str, int]]:
-    """All timings of this rank, and the warm-up iterations per operation."""
-    tokens = _tokens(spec, backend, timer.device)
-    floor = [timer.time_ns(lambda: None) for _ in range(FLOOR_ITERATIONS)]
-    parts, warmups = [series("empty", "floor", timer.rank, floor)], {}
-    rule = Warmup(procedure.min_warmup, procedure.max_warmup, procedure.warmup_tolerance)
-    for op in facts.OPS:
-        time_one = partial(_time_one, op, timer, backend, tokens, pool)
-        roles = {"cold": [time_one(0)], "warmup": warm_up(time_one, rule, timer)}
-        roles["measured"] = [time_one(i) for i in range(procedure.iterations)]
-        parts += [series(op, role, timer.rank, durations) for role, durations in roles.items()]
-        warmups[op] = len(roles["warmup"])
-    return concat(parts), warmups
+    procedure: Procedure,
+    backend: Backend,
+    launch: Launch,
+    timer: Timer,
+    pool: list[Routing],
+    work: Call | None,
+    spec: Spec,
+) -> Measured:
+    # A graph ends where its streams join: what it sends, it has also received.
+    split = procedure.split and backend.capabilities.split and not spec.graph
+    if procedure.compat is not None:
+        return compat.measure(procedure, launch, timer, pool, split, spec.tokens <= 128)
+    wanted = neutral.runs(split, work is not None and backend.capabilities.split)
+    return neutral.measure(procedure, launch, timer, pool, wanted)
 
 
 def _tokens(spec: Spec, backend: Backend, device: torch.device) -> Tokens:
     rows = torch.randn(spec.tokens, spec.hidden, generator=torch.Generator().manual_seed(0))
     return payload(backend, spec, rows.to(device))
-
-
-def _time_one(
-    op: str, timer: Timer, backend: Backend, tokens: Tokens, pool: list[Routing], iteration: int
-) -> int:
-    """Duration of `op` with the pool's next routing, ns."""
-    routing = pool[iteration % len(pool)]
-    backend.plan(routing.topk_idx, routing.weights)
-    if op == "combine":
-        _dispatch(backend, tokens)
-    return timer.time_ns(_operation(op, backend, tokens))
-
-
-def _operation(op: str, backend: Backend, tokens: Tokens) -> Callable[[], None]:
-    def pair() -> None:
-        _dispatch(backend, tokens)
-        _combine(backend)
-
-    operations: dict[str, Callable[[], None]] = {
-        "dispatch": partial(_dispatch, backend, tokens),
-        "combine": partial(_combine, backend),
-        "pair": pair,
-    }
-    return operations[op]
-
-
-def _dispatch(backend: Backend, tokens: Tokens) -> None:
-    backend.dispatch_send(tokens)
-    backend.dispatch_recv()
-
-
-def _combine(backend: Backend) -> None:
-    backend.combine_send()
-    backend.combine_recv()

@@ -17,6 +17,8 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch.distributed import ProcessGroup
 
+from ep_ray.a2a.launch import Launch
+from ep_ray.a2a.pool import full_length
 from ep_ray.a2a.quantise import quantise
 from ep_ray.a2a.routing import Routing, copies
 from ep_ray.backends.base import SCALE_BLOCK, Backend, Capabilities, Dedup, Received, Spec, Tokens
@@ -34,23 +36,36 @@ the end, and once more where each rank's partial sum is rounded before it travel
 
 @dataclass(frozen=True)
 class Gathered:
-    """One routing of all ranks: `topk_idx` int64 and `weights` float32, both `[R, T, K]`."""
+    """One routing of all ranks: `topk_idx` int64 and `weights` float32, both `[R, T, K]`.
+
+    Tokens that a rank does not send are masked.
+    """
 
     topk_idx: NDArray[np.int64]
     weights: NDArray[np.float32]
 
 
 def check(
-    backend: Backend, spec: Spec, group: ProcessGroup, device: torch.device, pool: Sequence[Routing]
+    backend: Backend,
+    spec: Spec,
+    group: ProcessGroup,
+    device: torch.device,
+    pool: Sequence[Routing],
+    launch: Launch | None = None,
 ) -> list[str]:
     """Runs the first two routings of `pool` through dispatch, experts and combine; collective.
+
+    Args:
+        launch: How operations are launched, graphs included; None is call by call.
 
     Returns:
         What is wrong, over all ranks, the same list on each; empty when the backend is right.
     """
     faults = []
+    zeros = torch.zeros(spec.tokens, spec.hidden, device=device)
+    launch = launch or Launch(backend, payload(backend, spec, zeros))
     for number, routing in enumerate(pool[:2]):
-        found = _check_routing(backend, spec, group, device, routing, number)
+        found = _check_routing(backend, spec, group, device, routing, number, launch)
         faults += [f"routing {number}: {fault}" for fault in found]
     return _from_all_ranks(faults, group)
 
@@ -68,22 +83,21 @@ def _check_routing(
     device: torch.device,
     routing: Routing,
     number: int,
+    launch: Launch,
 ) -> list[str]:
-    rank = dist.get_rank(group)
-    everyone = gather(routing, group, device)
+    rank, sent = dist.get_rank(group), len(routing.topk_idx)
+    everyone = gather(full_length(routing, spec.tokens), group, device)
     rows = encode(torch.full((spec.tokens,), rank), torch.arange(spec.tokens), number, spec.hidden)
     backend.poison()
-    backend.plan(routing.topk_idx, routing.weights)
+    launch.load(routing, payload(backend, spec, rows.to(device)))
     # A peer may write into this rank's buffers: only once they are poisoned.
     _settle(group, device)
-    backend.dispatch_send(payload(backend, spec, rows.to(device)))
-    backend.dispatch_recv()
+    launch.call("dispatch")()
     faults = received_faults(backend.received(), everyone, spec, rank, number, backend.capabilities)
     backend.apply_experts(factors(spec.experts))
     _settle(group, device)
-    backend.combine_send()
-    out = backend.combine_recv()
-    return faults + combined_faults(out, routing, rows, backend.capabilities.sums_per_rank)
+    out = launch.combined()[:sent]
+    return faults + combined_faults(out, routing, rows[:sent], backend.capabilities.sums_per_rank)
 
 
 def _settle(group: ProcessGroup, device: torch.device) -> None:

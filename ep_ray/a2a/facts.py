@@ -12,17 +12,28 @@ from numpy.typing import NDArray
 from torch.distributed import ProcessGroup
 
 from ep_ray.a2a.bounds import Links, bound_ns, crossing
+from ep_ray.a2a.measured import Measured
+from ep_ray.a2a.pool import full_length
+from ep_ray.a2a.procedure import Procedure
 from ep_ray.a2a.routing import Routing, copies, max_over_mean
+from ep_ray.a2a.statistic import statistic
 from ep_ray.backends.base import Backend, Capabilities, Spec
 
-OPS = ("dispatch", "combine", "pair")
+_EXCHANGES = {
+    "dispatch": ("dispatch",),
+    "combine": ("combine",),
+    "pair": ("dispatch", "combine"),
+    "pair_overlapped": ("dispatch", "combine"),
+}
+"""The exchanges that happen wholly within an operation; others have no bytes of their own."""
 
 
 def gather_pool(
-    pool: list[Routing], group: ProcessGroup, device: torch.device
+    pool: list[Routing], tokens: int, group: ProcessGroup, device: torch.device
 ) -> NDArray[np.int64]:
     """The pool's experts on all ranks, `[P, R, T, K]`; collective."""
-    mine = torch.stack([routing.topk_idx for routing in pool]).to(device, torch.int32)
+    full = [full_length(routing, tokens).topk_idx for routing in pool]
+    mine = torch.stack(full).to(device, torch.int32)
     parts = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     dist.all_gather(parts, mine, group=group)
     return torch.stack(parts, dim=1).cpu().numpy().astype(np.int64)
@@ -30,11 +41,11 @@ def gather_pool(
 
 def operations(
     spec: Spec,
+    procedure: Procedure,
     backend: Backend,
     pool_idx: NDArray[np.int64],
     links: Links,
-    warmups: dict[str, int],
-    checked: bool,
+    measured: Measured,
 ) -> list[dict[str, Any]]:
     """One dict per operation, keyed as the `operations` table after its key; pure.
 
@@ -42,48 +53,64 @@ def operations(
     as the headline duration is a median over iterations.
 
     Args:
-        pool_idx: `[P, R, T, K]`, from `gather_pool`.
-        warmups: Warm-up iterations per operation.
+        pool_idx: `[P, R, T, K]`, from `gather_pool`: the routings that were timed.
     """
     can = backend.capabilities
-    varying = _per_routing(spec, backend, pool_idx, links)
+    varying = _per_routing(spec, backend, pool_idx, links, measured.warmups)
     rates = [rate for rate in (links.intra, links.inter) if rate is not None]
+    compat = None if procedure.compat is None else procedure.compat.name
     return [
         {
             "op": op,
             "dedup": can.dedup,
             "layout": can.layout,
             "timed_region": timed_region(can, op),
-            "graph": False,
-            "warmup_iterations": warmups[op],
+            "graph": spec.graph,
+            "warmup_iterations": warmup,
             **varying[op],
             "link_bytes_per_s": min(rates, default=None),
-            "checked": checked,
+            "checked": procedure.check,
+            "statistic": statistic(compat).words,
+            "loop": measured.loop,
         }
-        for op in OPS
+        for op, warmup in measured.warmups.items()
     ]
 
 
 def timed_region(can: Capabilities, op: str) -> str:
     """What is inside the clock, in words."""
-    regions = {"dispatch": can.dispatch_region, "combine": can.combine_region}
-    return regions.get(op, f"{can.dispatch_region}; then {can.combine_region}; no experts between")
+    both = f"{can.dispatch_region}; then {can.combine_region}"
+    regions = {
+        "dispatch": can.dispatch_region,
+        "combine": can.combine_region,
+        "pair": f"{both}; no experts between",
+        "pair_overlapped": f"{both}; a matmul between send and receive of each",
+        "work": "the matmuls of pair_overlapped, alone",
+    }
+    whole, _, part = op.partition("_")
+    words = {"send": "up to the launch of the exchange", "recv": "from there to the end"}
+    return regions[op] if op in regions else f"{regions[whole]}: {words[part]}"
 
 
 def _per_routing(
-    spec: Spec, backend: Backend, pool_idx: NDArray[np.int64], links: Links
+    spec: Spec,
+    backend: Backend,
+    pool_idx: NDArray[np.int64],
+    links: Links,
+    ops: Iterable[str],
 ) -> dict[str, dict[str, Any]]:
-    columns: dict[str, list[dict[str, Any]]] = {op: [] for op in OPS}
+    columns: dict[str, list[dict[str, Any]]] = {op: [] for op in ops}
     for topk_idx in pool_idx:
         bounds = _bounds(spec, backend.capabilities, topk_idx, links)
         wire = backend.wire_bytes(topk_idx)
-        matrices = {"dispatch": [wire.dispatch], "combine": [wire.combine]}
-        matrices["pair"] = matrices["dispatch"] + matrices["combine"]
+        matrices = {"dispatch": wire.dispatch, "combine": wire.combine}
         arriving = copies(topk_idx, spec.experts, spec.ep, backend.capabilities.row_dedup)
         imbalance = max_over_mean(arriving)
-        for op in OPS:
-            row = _bytes(matrices[op]) | {"bound_ns": bounds[op]}
-            columns[op].append(row | {"max_over_mean_received_rows": imbalance})
+        for op, rows in columns.items():
+            exchanges = _EXCHANGES.get(op, ())
+            row = _bytes([matrices[name] for name in exchanges])
+            row["bound_ns"] = _sum([bounds[name] for name in exchanges])
+            rows.append(row | {"max_over_mean_received_rows": imbalance})
     return {op: _medians(rows) for op, rows in columns.items()}
 
 
@@ -91,14 +118,21 @@ def _bounds(
     spec: Spec, can: Capabilities, topk_idx: NDArray[np.int64], links: Links
 ) -> dict[str, float | None]:
     rows = crossing(topk_idx, spec.experts, can.dedup, links.node_size)
-    dispatch = bound_ns(rows, spec.dispatch_row_bytes, links)
-    combine = bound_ns(rows, spec.combine_row_bytes, links)
-    both = None if dispatch is None or combine is None else dispatch + combine
-    return {"dispatch": dispatch, "combine": combine, "pair": both}
+    return {
+        "dispatch": bound_ns(rows, spec.dispatch_row_bytes, links),
+        "combine": bound_ns(rows, spec.combine_row_bytes, links),
+    }
 
 
-def _bytes(matrices: Iterable[NDArray[np.int64]]) -> dict[str, int]:
-    total: NDArray[np.int64] = sum(matrices, start=np.zeros((), np.int64))
+def _sum(bounds: list[float | None]) -> float | None:
+    known = [bound for bound in bounds if bound is not None]
+    return sum(known) if known and len(known) == len(bounds) else None
+
+
+def _bytes(matrices: list[NDArray[np.int64]]) -> dict[str, Any]:
+    if not matrices:
+        return dict.fromkeys(("wire_bytes_out_max", "wire_bytes_in_max", "wire_bytes_total"))
+    total = np.sum(matrices, axis=0)
     return {
         "wire_bytes_out_max": int(total.sum(axis=1).max()),
         "wire_bytes_in_max": int(total.sum(axis=0).max()),

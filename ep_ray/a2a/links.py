@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -16,6 +17,21 @@ PEER_BYTES = {"cuda": 256 << 20, "cpu": 4 << 20}
 SENT_BYTES = 2 << 30
 """Most bytes to all peers together."""
 REPEATS = 7
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """What a communicator runs on: its links, and whether all ranks read the same clock."""
+
+    links: Links
+    shared_clock: bool
+
+
+def measure_fabric(group: ProcessGroup, device: torch.device) -> Fabric:
+    """Measured once for a communicator; collective."""
+    hosts = gather_hosts(group)
+    links = measure_links(group, device, node_size(hosts))
+    return Fabric(links, shared_clock=len(set(hosts)) == 1)
 
 
 def host_id() -> str:

@@ -14,12 +14,16 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import ray
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from ep_ray.a2a.bench import Procedure, TrialResult, run_trial
+from ep_ray.a2a.bench import require_size, run_trial
+from ep_ray.a2a.links import Fabric, measure_fabric
+from ep_ray.a2a.procedure import Procedure, TrialResult
 from ep_ray.address import service_ip
 from ep_ray.backends import registry
 from ep_ray.backends.base import Spec
@@ -45,6 +49,19 @@ class Membership:
     communicator: str
 
 
+@dataclass(frozen=True)
+class Report:
+    """A trial as one rank saw it, in one answer.
+
+    Attributes:
+        result: Its timings.
+        nccl_log: What NCCL wrote to this rank's log so far.
+    """
+
+    result: TrialResult
+    nccl_log: list[str]
+
+
 class Rank:
     """One rank. Calls that wait for peers leave threads free for `facts` and `stacks`."""
 
@@ -62,6 +79,7 @@ class Rank:
         self._device = torch.device("cpu") if gpu is None else torch.device("cuda", gpu)
         self._store: TCPStore | None = None
         self._member: Membership | None = None
+        self._fabric: Fabric | None = None
         self._joining = False
 
     def _enter(self) -> None:
@@ -147,7 +165,7 @@ class Rank:
     def leave(self) -> None:
         """Destroys the communicator, if there is one."""
         self._enter()
-        self._member = None
+        self._member = self._fabric = None
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -155,10 +173,28 @@ class Rank:
         """Reasons why `backend` cannot run in this process; empty when it can."""
         return registry.load(backend, options).probe(os.environ)
 
+    def measure(
+        self,
+        spec: Spec,
+        procedure: Procedure,
+        backend: str,
+        options: dict[str, Any],
+        table: NDArray[np.int64] | None = None,
+    ) -> Report:
+        """Runs one trial and reads NCCL's log after it; see `run`."""
+        return Report(self.run(spec, procedure, backend, options, table), self.nccl_log())
+
     def run(
-        self, spec: Spec, procedure: Procedure, backend: str, options: dict[str, Any]
+        self,
+        spec: Spec,
+        procedure: Procedure,
+        backend: str,
+        options: dict[str, Any],
+        table: NDArray[np.int64] | None = None,
     ) -> TrialResult:
         """Runs one trial with the peers of the communicator; see `run_trial`.
+
+        The links are measured in a communicator's first trial, for all of them.
 
         Raises:
             RuntimeError: `join` was not called.
@@ -166,8 +202,11 @@ class Rank:
         self._enter()
         if self._member is None or dist.group.WORLD is None:
             raise RuntimeError("this rank belongs to no communicator; call `join` before `run`")
-        chosen = registry.load(backend, options)
-        return run_trial(spec, procedure, chosen, dist.group.WORLD, self._device)
+        chosen, world = registry.load(backend, options), dist.group.WORLD
+        require_size(spec, world)
+        if self._fabric is None:
+            self._fabric = measure_fabric(world, self._device)
+        return run_trial(spec, procedure, chosen, world, self._device, self._fabric, table)
 
 
 RankActor = ray.remote(max_concurrency=4, max_restarts=0)(Rank)

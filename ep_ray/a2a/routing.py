@@ -22,7 +22,10 @@ HOT_RANK = 0
 
 @dataclass(frozen=True)
 class Routing:
-    """`topk_idx` int64 `[T, K]`, distinct in a row; `weights` float32 `[T, K]`, rows sum to 1."""
+    """`topk_idx` int64 `[t, K]`, distinct in a row; `weights` float32 `[t, K]`, rows sum to 1.
+
+    t is T, or fewer where ranks differ; a masked choice is expert -1 with weight 0.
+    """
 
     topk_idx: torch.Tensor
     weights: torch.Tensor
@@ -49,8 +52,10 @@ def draw(
         exponent: Only read by `zipf`.
 
     Raises:
-        ValueError: `one_hot` with fewer than `topk` experts per rank.
+        ValueError: `one_hot` with fewer than `topk` experts per rank, or `file`, which is read.
     """
+    if kind is RoutingKind.file:
+        raise ValueError("routing `file` is read from `workload.routing_file`, not drawn")
     rng = np.random.default_rng([seed, rank, iteration])
     if kind is RoutingKind.balanced:
         idx = _balanced(rank * tokens + iteration, tokens, experts, topk)
@@ -59,9 +64,13 @@ def draw(
     else:
         popularity = _popularity(experts, seed, exponent if kind is RoutingKind.zipf else 0.0)
         idx = _distinct(rng, tokens, popularity, topk)
+    return Routing(torch.from_numpy(idx), draw_weights(rng, tokens, topk))
+
+
+def draw_weights(rng: np.random.Generator, tokens: int, topk: int) -> torch.Tensor:
+    """Router weights float32 `[T, K]` whose rows sum to 1."""
     share = rng.uniform(0.1, 1.0, (tokens, topk))
-    weights = (share / share.sum(axis=1, keepdims=True)).astype(np.float32)
-    return Routing(torch.from_numpy(idx), torch.from_numpy(weights))
+    return torch.from_numpy((share / share.sum(axis=1, keepdims=True)).astype(np.float32))
 
 
 def _popularity(experts: int, seed: int, exponent: float) -> NDArray[np.float64]:

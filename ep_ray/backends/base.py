@@ -27,13 +27,15 @@ class Spec:
 
     Attributes:
         ep: Ranks that share the experts.
-        tokens: Tokens that each rank sends.
+        tokens: Tokens that each rank sends, or the most of them where `ragged`.
         hidden: Columns per row.
         experts: Experts over all ranks; rank r holds `[r, r + 1) * experts / ep`.
         topk: Experts per token.
         dispatch_dtype: Type of dispatched rows.
         combine_dtype: Type of combined rows.
         device: `cpu` or `cuda`.
+        graph: Whether operations are captured in CUDA graphs and replayed.
+        ragged: Whether ranks may send fewer tokens, down to none.
     """
 
     ep: int
@@ -44,6 +46,8 @@ class Spec:
     dispatch_dtype: Dtype = Dtype.fp8
     combine_dtype: Dtype = Dtype.bf16
     device: str = "cpu"
+    graph: bool = False
+    ragged: bool = False
 
     def __post_init__(self) -> None:
         if self.ep < 1 or self.experts % self.ep:
@@ -89,7 +93,8 @@ class Capabilities:
         ep_sizes: EP sizes that work; null means any.
         split: Whether send and receive are separate calls. If not, all the work happens in
             `dispatch_send` and in `combine_send`, and the `_recv` calls do nothing.
-        graph: Whether the operations can be captured in a CUDA graph.
+        graph: Whether the operations can be captured in a CUDA graph. Then `plan` fills buffers
+            that keep their place, since a graph replays with the addresses that it captured.
         dedup: One copy per (token, expert), per (token, rank) or per (token, node).
         quantises_inside: Whether `dispatch` takes BF16 and quantises within the clock.
         weights_applied: Where the router's weights are multiplied in.
@@ -100,6 +105,7 @@ class Capabilities:
         combine_region: What is inside the clock in `combine`, in words.
         hidden_sizes: Columns per row that work; null means any.
         topk_sizes: Experts per token that work; null means any.
+        ragged: Whether `plan` takes fewer than T tokens.
     """
 
     layout: str
@@ -119,6 +125,7 @@ class Capabilities:
     combine_region: str
     hidden_sizes: frozenset[int] | None = None
     topk_sizes: frozenset[int] | None = None
+    ragged: bool = False
 
     @property
     def row_dedup(self) -> Dedup:
@@ -144,7 +151,19 @@ class Capabilities:
         ):
             if sizes is not None and size not in sizes:
                 reasons.append(f"{word}{size}: it runs at {sorted(sizes)}")
+        if spec.graph:
+            reasons += self._graph_refusals(spec)
+        if spec.ragged and not self.ragged:
+            reasons.append("ranks with fewer tokens: it takes the same number from each")
         return reasons
+
+    def _graph_refusals(self, spec: Spec) -> list[str]:
+        if spec.device != "cuda":
+            return [f"launch=graph on device {spec.device}: CUDA graphs need CUDA"]
+        if not self.graph:
+            why = ", it waits for the device on the host" if self.host_sync else ""
+            return [f"launch=graph: it cannot be captured{why}; use launch=eager"]
+        return []
 
 
 @dataclass(frozen=True)
@@ -209,11 +228,12 @@ class Backend(Protocol):
     def plan(self, topk_idx: torch.Tensor, weights: torch.Tensor) -> None:
         """Takes the next routing: `[T, K]` int64 (-1 masks an expert) and `[T, K]` float32.
 
+        With `ragged` it may have t < T rows: only the first t tokens are sent.
         Only moves data; whatever a model would compute per step belongs in `dispatch_send`.
         """
 
     def dispatch_send(self, tokens: Tokens) -> None:
-        """Sends each token to the ranks of its experts."""
+        """Sends each token to the ranks of its experts; always `[T, H]` rows."""
 
     def dispatch_recv(self) -> None:
         """Completes the dispatch: received rows are in the library's layout."""
@@ -222,7 +242,10 @@ class Backend(Protocol):
         """Sends what stands in the expert output buffer back to the sources."""
 
     def combine_recv(self) -> torch.Tensor:
-        """Completes the combine and returns `[T, H]`, valid until the next combine."""
+        """Completes the combine and returns `[T, H]`, valid until the next combine.
+
+        With t < T planned tokens only the first t rows mean anything, and there may be no more.
+        """
 
     def apply_experts(self, factors: torch.Tensor) -> None:
         """Stands for the experts: expert e multiplies its rows by `factors[e]` (`[E]` float32).

@@ -12,8 +12,8 @@ from typing import Any, cast
 from ep_ray.backends.base import Backend
 
 ADAPTERS: dict[str, str] = {
-    "gloo": "ep_ray.backends.gloo:GlooBackend",
-    "nccl": "ep_ray.backends.nccl:NcclBackend",
+    "gloo": "ep_ray.backends.gloo:make",
+    "nccl": "ep_ray.backends.nccl:make",
     "uccl": "ep_ray.backends.uccl:Uccl",
     "flashinfer": "ep_ray.backends.flashinfer:FlashInfer",
     "nccl_ep": "ep_ray.backends.nccl_ep:NcclEp",

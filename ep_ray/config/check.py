@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from urllib.parse import urlsplit
 
+from ep_ray.config.check_workload import backends_of, check_workload, twice
 from ep_ray.config.errors import ConfigError
 from ep_ray.config.schema import (
     Arm,
     ArmKind,
-    Backend,
     Config,
-    Dtype,
     Measure,
     RouterPolicy,
-    RoutingKind,
     Transport,
     TransportKind,
 )
@@ -48,7 +46,7 @@ def check(config: Config) -> None:
     """
     problems = list(_general(config))
     if Measure.a2a in config.measure:
-        problems += _workload(config)
+        problems += [*check_workload(config), *_backends(config)]
     if Measure.serving in config.measure:
         problems += _serving(config)
     if problems:
@@ -58,11 +56,6 @@ def check(config: Config) -> None:
 def arms_of(config: Config) -> list[Arm]:
     """The arm under test and those it is compared with, in order."""
     return [config.arm, *config.against.arms.values()]
-
-
-def backends_of(config: Config) -> list[tuple[str, Backend]]:
-    """The backend under test and those it is compared with, in order, by name in the tables."""
-    return [(config.backend.name, config.backend), *config.against.backends.items()]
 
 
 def transport_of(config: Config, arm: Arm) -> Transport:
@@ -107,45 +100,13 @@ def _transports(config: Config) -> Iterator[tuple[str, Transport]]:
             yield f"transport of arm {arm.name}", arm.transport
 
 
-def _workload(config: Config) -> Iterator[str]:
-    work = config.workload
-    if not 1 <= work.topk <= work.experts:
-        yield f"`workload.topk={work.topk}`: from 1 to workload.experts={work.experts}"
-    if work.dispatch_dtype is Dtype.fp8 and work.hidden % 128:
-        yield (
-            f"`workload.hidden={work.hidden}` with FP8: one scale per 128 columns needs a "
-            "multiple of 128; or set workload.dispatch_dtype=bf16"
-        )
-    if not work.ep:
-        yield "`workload.ep` is empty: name at least one EP size, for example [2]"
-    for name, phase in work.phases.items():
-        if phase.tokens < 1 or phase.iterations < 1:
-            yield f"`workload.phases.{name}`: tokens and iterations are at least 1"
-    for ep in work.ep:
-        yield from _ep_size(config, ep)
-    for name, routing in (("workload.ep", work.ep), ("workload.routing", work.routing)):
-        yield from _twice(name, [getattr(value, "name", value) for value in routing])
+def _backends(config: Config) -> Iterator[str]:
     for name, backend in backends_of(config):
         if not _NAME.fullmatch(name):
             yield f"backend `{name}`: {_ALLOWED}"
         allowed = BACKEND_TRANSPORTS.get(backend.name, set(TransportKind))
         if config.transport.kind not in allowed:
             yield _transport_problem("transport", config.transport.kind, backend.name, allowed)
-
-
-def _ep_size(config: Config, ep: int) -> Iterator[str]:
-    work = config.workload
-    if ep < 1 or work.experts % ep:
-        possible = [str(n) for n in range(1, work.experts + 1) if work.experts % n == 0]
-        yield (
-            f"`workload.ep={ep}`: workload.experts={work.experts} must divide evenly over ranks; "
-            f"possible: {', '.join(possible)}"
-        )
-    elif RoutingKind.one_hot in work.routing and work.experts // ep < work.topk:
-        yield (
-            f"`workload.routing=one_hot` at EP{ep}: all {work.topk} experts of a token lie on one "
-            f"rank, which holds {work.experts // ep}; raise workload.experts or lower workload.topk"
-        )
 
 
 def _serving(config: Config) -> Iterator[str]:
@@ -237,19 +198,13 @@ def _load(config: Config) -> Iterator[str]:
             )
     if not load.shapes or not load.concurrency:
         yield "`load.shapes` and `load.concurrency` name at least one value each"
-    yield from _twice("load.shapes", load.shapes)
-    yield from _twice("load.concurrency", load.concurrency)
+    yield from twice("load.shapes", load.shapes)
+    yield from twice("load.concurrency", load.concurrency)
     for c in load.concurrency:
         if c < 1:
             yield f"`load.concurrency={c}`: at least 1"
     if load.min_requests < 1 or load.requests_per_slot < 1:
         yield "`load.min_requests` and `load.requests_per_slot` are at least 1"
-
-
-def _twice(key: str, values: Sequence[object]) -> Iterator[str]:
-    for value in dict.fromkeys(values):
-        if list(values).count(value) > 1:
-            yield f"`{key}` names {value} twice: each cell runs once; for repeats set repeats=N"
 
 
 def _transport_problem(

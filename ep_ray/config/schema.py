@@ -51,12 +51,29 @@ class ArmKind(Enum):
 
 
 class RoutingKind(Enum):
-    """How the synthetic router of the all-to-all benchmark picks experts."""
+    """How the router of the all-to-all benchmark picks experts; `file` reads real choices."""
 
     uniform = "uniform"
     zipf = "zipf"
     balanced = "balanced"
     one_hot = "one_hot"
+    file = "file"
+
+
+class LaunchKind(Enum):
+    """How operations are launched: call by call, or replayed from a captured CUDA graph."""
+
+    eager = "eager"
+    graph = "graph"
+
+
+class CompatKind(Enum):
+    """Whose benchmark's way of measuring is followed; docs/measuring.md says what differs."""
+
+    pplx_garden = "pplx_garden"
+    deepep = "deepep"
+    nccl_tests = "nccl_tests"
+    uccl = "uccl"
 
 
 class Dtype(Enum):
@@ -132,7 +149,8 @@ class Backend:
 
     Attributes:
         name: `auto` takes `gloo` on the CPU and `nccl` on CUDA.
-        options: Settings that only this library knows; checked by its adapter.
+        options: Settings that only this library knows; checked by its adapter. `variant` is part
+            of the arm's name.
     """
 
     name: str = "auto"
@@ -154,7 +172,7 @@ class Phase:
 
 @dataclass
 class Workload:
-    """What the all-to-all benchmark sends. Cells are phases x ep x routing.
+    """What the all-to-all benchmark sends. Cells are phases x ep x routing x launch.
 
     Attributes:
         hidden: Columns per token row.
@@ -164,6 +182,15 @@ class Workload:
         phases: Named points (`decode`, `prefill`).
         routing: How experts are chosen.
         zipf_exponent: Exponent of `zipf` routing.
+        routing_file: Real choices for `file` routing: .npy or .parquet, integers [N, topk].
+        masked_share: Chance that a choice is masked (expert -1, weight 0).
+        tokens_per_rank: `uniform`: each rank sends the phase's tokens; `ragged`: 0 to that many,
+            drawn anew for each rank and routing; or a list with one number per rank.
+        launch: How operations are launched.
+        compat: Measures as another project's benchmark does; null is the project's own way.
+        split: Whether send and receive are timed apart, where the backend separates them.
+        overlap_us: Length of the matmul between send and receive in `pair_overlapped`, in
+            microseconds; null leaves that operation out.
         dispatch_dtype: Type of dispatched rows.
         combine_dtype: Type of combined rows.
         min_warmup: Fewest warm-up iterations.
@@ -179,6 +206,13 @@ class Workload:
     phases: dict[str, Phase] = MISSING
     routing: list[RoutingKind] = field(default_factory=lambda: [RoutingKind.uniform])
     zipf_exponent: float = 1.2
+    routing_file: str | None = None
+    masked_share: float = 0.0
+    tokens_per_rank: Any = "uniform"
+    launch: list[LaunchKind] = field(default_factory=lambda: [LaunchKind.eager])
+    compat: CompatKind | None = None
+    split: bool = True
+    overlap_us: float | None = None
     dispatch_dtype: Dtype = Dtype.fp8
     combine_dtype: Dtype = Dtype.bf16
     min_warmup: int = 20

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import ray
 
-from ep_ray.a2a.bench import Procedure
+from ep_ray.a2a.procedure import Procedure
 from ep_ray.a2a.rank import Membership, RankActor, assemble
 from ep_ray.a2a.stats import concat, headline_ns
 from ep_ray.backends.base import Spec
@@ -22,6 +22,7 @@ DEADLINE_S = 90.0
 def cluster() -> Iterator[None]:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     ray.init(
+        address="local",
         num_cpus=4,
         include_dashboard=False,
         configure_logging=False,

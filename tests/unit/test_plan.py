@@ -190,6 +190,12 @@ CHANGES_A2A = [
     {"workload__warmup_tolerance": 0.03},
     {"workload__check": False},
     {"workload__phases__decode__iterations": 201},
+    {"workload__routing_file": "choices.npy"},
+    {"workload__masked_share": 0.1},
+    {"workload__tokens_per_rank": "ragged"},
+    {"workload__compat": s.CompatKind.nccl_tests},
+    {"workload__split": True},
+    {"workload__overlap_us": 50.0},
 ]
 CHANGES_SERVING = [
     {"seed": 1},
@@ -301,7 +307,7 @@ def test_every_key_of_the_schema_is_judged_by_these_tests():
 
 # Names and cells, which are in the id; the rest goes with a key that is judged.
 UNJUDGED = {
-    "workload": {"ep", "routing"},
+    "workload": {"ep", "routing", "launch"},
     "arm": {"name", "kind", "ep", "dp_local", "rank_urls"},
     "load": {"shapes"},
     "transport": {"nics_per_gpu"},

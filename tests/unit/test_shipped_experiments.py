@@ -18,10 +18,12 @@ from sweeps.trial import A2aTrial, ServingTrial
 SHIPPED = {
     "a2a_backends": (16, 8),
     "a2a_decode": (5, 128),
+    "a2a_graph": (4, 2),
     "a2a_prefill": (5, 128),
     "a2a_routing": (8, 8),
     "a2a_scaling": (14, 128),
     "a2a_transports": (4, 8),
+    "a2a_variants": (12, 4),
     "attached": (6, 0),
     "external_dp_rdma": (36, 8),
     "external_dp_tcp": (24, 8),

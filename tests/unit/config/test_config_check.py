@@ -63,7 +63,7 @@ WORKLOAD = [
         "`workload.hidden=1000` with FP8: one scale per 128 columns needs a multiple of 128; "
         "or set workload.dispatch_dtype=bf16",
     ),
-    ({"workload__ep": []}, "`workload.ep` is empty: name at least one EP size"),
+    ({"workload__ep": []}, "`workload.ep` is empty: name at least one value"),
     (
         {"workload__ep": [3]},
         "`workload.ep=3`: workload.experts=16 must divide evenly over ranks; "

@@ -69,7 +69,7 @@ def test_a_misspelt_group_option_lists_the_options():
 def test_a_misspelt_experiment_lists_the_experiments():
     message = refused("+exp=quickstrat")
     assert "no `exp` called `quickstrat`, asked for in override `+exp=quickstrat`" in message
-    assert "did you mean `quickstart`? allowed: a2a_backends, a2a_decode, a2a_prefill" in message
+    assert "did you mean `quickstart`? allowed: a2a_backends, a2a_decode, a2a_graph" in message
 
 
 def test_an_experiment_without_its_plus():

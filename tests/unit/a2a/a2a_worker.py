@@ -16,15 +16,17 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
-from ep_ray.a2a.bench import Procedure, TrialResult, draw_pool, run_trial
+from ep_ray.a2a.bench import run_trial
 from ep_ray.a2a.check import check, gather, payload
-from ep_ray.a2a.routing import Routing
+from ep_ray.a2a.launch import Launch
+from ep_ray.a2a.pool import draw_pool, full_length
+from ep_ray.a2a.procedure import Procedure, TrialResult
 from ep_ray.a2a.timing import CpuTimer
-from ep_ray.backends.base import Received, Spec, Tokens
+from ep_ray.backends import registry
+from ep_ray.backends.base import Received, Spec
 from ep_ray.backends.gloo import GlooBackend
 
 CPU = torch.device("cpu")
@@ -35,6 +37,7 @@ class SwapsPayloads(GlooBackend):
     """Two received rows change places, their metadata stays."""
 
     def dispatch_recv(self) -> None:
+        super().dispatch_recv()
         rows = self._recv[: sum(self._got), : self.payload_words]
         rows[[0, 1]] = rows[[1, 0]]
 
@@ -43,6 +46,7 @@ class SwapsRows(GlooBackend):
     """Two received rows change places with their metadata: only combine can tell."""
 
     def dispatch_recv(self) -> None:
+        super().dispatch_recv()
         self._recv[[0, 1]] = self._recv[[1, 0]]
 
 
@@ -50,6 +54,7 @@ class LosesRow(GlooBackend):
     """The last received row is a copy of the first."""
 
     def dispatch_recv(self) -> None:
+        super().dispatch_recv()
         self._recv[sum(self._got) - 1] = self._recv[0]
 
 
@@ -68,6 +73,7 @@ class WrongScale(GlooBackend):
     """The scale of one block of one row is doubled."""
 
     def dispatch_recv(self) -> None:
+        super().dispatch_recv()
         self._recv.view(torch.float32)[0, self.payload_words - 1] *= 2
 
 
@@ -77,6 +83,7 @@ class StaleDispatch(GlooBackend):
     kept: torch.Tensor | None = None
 
     def dispatch_recv(self) -> None:
+        super().dispatch_recv()
         fresh = self._recv[0].clone()
         if self.kept is not None:
             self._recv[0] = self.kept
@@ -89,25 +96,25 @@ class StaleCombine(GlooBackend):
     kept: torch.Tensor | None = None
 
     def combine_recv(self) -> torch.Tensor:
-        fresh = self._out.clone()
-        if self.kept is not None:
-            self._out.copy_(self.kept)
-        self.kept = fresh
-        return self._out
+        fresh = super().combine_recv()
+        stale, self.kept = self.kept, fresh
+        return fresh if stale is None else stale
 
 
 class SkipsOutput(GlooBackend):
     """Combine leaves one row as it was: poisoned."""
 
     def combine_recv(self) -> torch.Tensor:
-        self._out[-1] = float("nan")
-        return self._out
+        out = super().combine_recv()
+        out[-1] = float("nan")
+        return out
 
 
 class WrongWeight(GlooBackend):
     """One weight arrives one part in 2 ** 20 too large."""
 
     def dispatch_recv(self) -> None:
+        super().dispatch_recv()
         _, weights = self._metadata(self._recv[: sum(self._got)])
         weights *= 1 + 2.0**-20
 
@@ -125,8 +132,9 @@ class WrongExpert(GlooBackend):
     """Every row is meant for the first local expert."""
 
     def dispatch_recv(self) -> None:
+        super().dispatch_recv()
         ids, _ = self._metadata(self._recv[: sum(self._got)])
-        ids[ids >= 0] = 0
+        ids[self._local(ids) >= 0] = self.rank * self.spec.local_experts
 
 
 class Miscounts(GlooBackend):
@@ -147,51 +155,63 @@ WRONG = {
 }
 
 
-def checked(spec: Spec, procedure: Procedure, wrong: str | None, masked: float) -> list[str]:
-    """The check's verdict on gloo, or on a wrong variant of it at rank 0."""
+def make(options: dict[str, Any], wrong: str | None, rank: int) -> Any:
+    """Gloo as `options` say, or a wrong kind of its exact variant at rank 0."""
+    return WRONG[wrong]({}) if wrong and rank == 0 else registry.load("gloo", options)
+
+
+def checked(
+    spec: Spec, procedure: Procedure, options: dict[str, Any], wrong: str | None
+) -> list[str]:
+    """The check's verdict."""
     group = GROUPS[spec.ep]
     rank = dist.get_rank(group)
-    pool = [_mask(routing, masked, rank) for routing in draw_pool(spec, procedure, rank)]
-    backend = WRONG[wrong]({}) if wrong and rank == 0 else GlooBackend({})
+    backend = make(options, wrong, rank)
     backend.setup(spec, group, CPU)
-    faults = check(backend, spec, group, CPU, pool)
+    faults = check(backend, spec, group, CPU, draw_pool(spec, procedure, rank))
     backend.destroy()
     return faults
 
 
-def _mask(routing: Routing, share: float, rank: int) -> Routing:
-    chosen = np.random.default_rng(rank).random(routing.topk_idx.shape) < share
-    masked = torch.from_numpy(chosen)
-    return Routing(
-        routing.topk_idx.masked_fill(masked, -1), routing.weights.masked_fill(masked, 0.0)
-    )
-
-
-def trial(spec: Spec, procedure: Procedure, wrong: str | None) -> TrialResult:
-    """`run_trial` on gloo, or with a wrong variant of it at rank 0."""
+def trial(
+    spec: Spec, procedure: Procedure, options: dict[str, Any], wrong: str | None, table: Any = None
+) -> TrialResult:
+    """`run_trial`."""
     group = GROUPS[spec.ep]
-    backend = WRONG[wrong]({}) if wrong and dist.get_rank(group) == 0 else GlooBackend({})
-    return run_trial(spec, procedure, backend, group, CPU)
+    backend = make(options, wrong, dist.get_rank(group))
+    return run_trial(spec, procedure, backend, group, CPU, table=table)
 
 
-def wire(spec: Spec, procedure: Procedure) -> dict[str, tuple[int, int]]:
+def wire(spec: Spec, procedure: Procedure, options: dict[str, Any]) -> dict[str, tuple[int, int]]:
     """Bytes that leave this rank for others, per operation: declared and counted."""
     group = GROUPS[spec.ep]
     rank = dist.get_rank(group)
-    routing = draw_pool(spec, procedure, rank)[0]
-    backend = GlooBackend({})
+    routing = full_length(draw_pool(spec, procedure, rank)[0], spec.tokens)
+    backend = make(options, None, rank)
     backend.setup(spec, group, CPU)
-    backend.plan(routing.topk_idx, routing.weights)
-    tokens: Tokens = payload(backend, spec, torch.ones(spec.tokens, spec.hidden))
+    launch = Launch(backend, payload(backend, spec, torch.ones(spec.tokens, spec.hidden)))
+    launch.load(routing)
     declared = backend.wire_bytes(gather(routing, group, CPU).topk_idx)
     with Counting(rank, spec.ep) as dispatch:
-        backend.dispatch_send(tokens)
+        launch.call("dispatch")()
     with Counting(rank, spec.ep) as combine:
-        backend.combine_send()
+        launch.call("combine")()
     return {
         "dispatch": (int(declared.dispatch[rank].sum()), dispatch.sent),
         "combine": (int(declared.combine[rank].sum()), combine.sent),
     }
+
+
+def received_rows(spec: Spec, procedure: Procedure, options: dict[str, Any]) -> int:
+    """Rows that this rank received in a dispatch of the pool's first routing."""
+    group = GROUPS[spec.ep]
+    rank = dist.get_rank(group)
+    backend = make(options, None, rank)
+    backend.setup(spec, group, CPU)
+    launch = Launch(backend, payload(backend, spec, torch.ones(spec.tokens, spec.hidden)))
+    launch.load(draw_pool(spec, procedure, rank)[0])
+    launch.call("dispatch")()
+    return len(backend.received().rows)
 
 
 def common_start(ep: int) -> tuple[int, int]:
@@ -200,8 +220,11 @@ def common_start(ep: int) -> tuple[int, int]:
     timer = CpuTimer(group, shared_clock=True)
     time.sleep(0.02 * dist.get_rank(group))
     came, started = time.perf_counter_ns(), []
-    duration_ns = timer.time_ns(lambda: started.append(time.perf_counter_ns()))
-    assert duration_ns >= 0
+    durations_ns = timer.time_ns(
+        lambda: started.append(time.perf_counter_ns()), lambda: time.sleep(0.002)
+    )
+    assert durations_ns[0] >= 0
+    assert durations_ns[1] >= 2_000_000
     return came, started[0]
 
 
@@ -234,7 +257,7 @@ class Counting:
 
 
 GROUPS: dict[int, Any] = {}
-CASES = {"checked": checked, "trial": trial, "wire": wire, "common_start": common_start}
+CASES = {case.__name__: case for case in (checked, trial, wire, received_rows, common_start)}
 
 
 def main() -> None:

@@ -1,0 +1,105 @@
+"""The routings that a trial goes through in turn: drawn or read, then masked and shortened."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ep_ray.a2a.procedure import Procedure
+from ep_ray.a2a.routing import Routing, draw, draw_weights
+from ep_ray.backends.base import Spec
+from ep_ray.config.schema import RoutingKind
+
+POOL_TOKENS = 1 << 16
+"""Tokens per rank over all routings of the pool, which has 4 to 32 of them."""
+_MASKS, _LENGTHS = 1, 2  # draws that must not depend on each other
+
+
+def draw_pool(
+    spec: Spec, procedure: Procedure, rank: int, table: NDArray[np.int64] | None = None
+) -> list[Routing]:
+    """The routings that iterations of `rank` go through in turn.
+
+    Args:
+        table: `[N, K]` real choices, for `file` routing.
+
+    Raises:
+        ValueError: `file` routing without a table, or the routing cannot be drawn.
+    """
+    size = min(32, max(4, POOL_TOKENS // spec.tokens))
+    return [_one(spec, procedure, rank, iteration, table) for iteration in range(size)]
+
+
+def _one(
+    spec: Spec, procedure: Procedure, rank: int, iteration: int, table: NDArray[np.int64] | None
+) -> Routing:
+    tokens = _length(spec, procedure, rank, iteration)
+    if procedure.routing is RoutingKind.file:
+        routing = _read(spec, procedure, rank, iteration, table)
+    else:
+        routing = draw(
+            procedure.routing,
+            seed=procedure.seed,
+            rank=rank,
+            iteration=iteration,
+            tokens=spec.tokens,
+            experts=spec.experts,
+            topk=spec.topk,
+            ep=spec.ep,
+            exponent=procedure.zipf_exponent,
+        )
+    shortened = Routing(routing.topk_idx[:tokens], routing.weights[:tokens])
+    return _mask(shortened, procedure, rank, iteration)
+
+
+def _length(spec: Spec, procedure: Procedure, rank: int, iteration: int) -> int:
+    """Tokens that `rank` sends in this routing."""
+    asked = procedure.tokens_per_rank
+    if asked == "uniform":
+        return spec.tokens
+    if asked == "ragged":
+        rng = np.random.default_rng([procedure.seed, rank, iteration, _LENGTHS])
+        return int(rng.integers(0, spec.tokens + 1))
+    return int(asked[rank])
+
+
+def _mask(routing: Routing, procedure: Procedure, rank: int, iteration: int) -> Routing:
+    if not procedure.masked_share:
+        return routing
+    rng = np.random.default_rng([procedure.seed, rank, iteration, _MASKS])
+    masked = torch.from_numpy(rng.random(routing.topk_idx.shape) < procedure.masked_share)
+    return Routing(
+        routing.topk_idx.masked_fill(masked, -1), routing.weights.masked_fill(masked, 0.0)
+    )
+
+
+def _read(
+    spec: Spec, procedure: Procedure, rank: int, iteration: int, table: NDArray[np.int64] | None
+) -> Routing:
+    """The next T rows of the table: ranks, then iterations, each take their own, and wrap."""
+    if table is None:
+        raise ValueError("routing `file` needs `workload.routing_file`")
+    first = (iteration * spec.ep + rank) * spec.tokens
+    rows = (first + np.arange(spec.tokens)) % len(table)
+    rng = np.random.default_rng([procedure.seed, rank, iteration])
+    idx = torch.from_numpy(table[rows].astype(np.int64))
+    weights = draw_weights(rng, spec.tokens, spec.topk).masked_fill(idx < 0, 0.0)
+    return Routing(idx, weights)
+
+
+def full_length(routing: Routing, tokens: int) -> Routing:
+    """The routing with `tokens` rows; those that are not there are masked."""
+    missing = tokens - len(routing.topk_idx)
+    if not missing:
+        return routing
+    pad = torch.nn.functional.pad
+    return Routing(
+        pad(routing.topk_idx, (0, 0, 0, missing), value=-1),
+        pad(routing.weights, (0, 0, 0, missing)),
+    )
+
+
+def on_device(pool: list[Routing], device: torch.device) -> list[Routing]:
+    """The pool where iterations read it, so that none of them waits for the host."""
+    return [Routing(r.topk_idx.to(device), r.weights.to(device)) for r in pool]

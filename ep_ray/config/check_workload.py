@@ -1,0 +1,114 @@
+"""All-to-all workloads that cannot be, found before anything starts. Pure: reads no file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ep_ray.config.schema import (
+    Backend,
+    Config,
+    DeviceKind,
+    Dtype,
+    LaunchKind,
+    RoutingKind,
+)
+
+
+def backends_of(config: Config) -> list[tuple[str, Backend]]:
+    """The backend under test and those it is compared with, in order, by name in the tables."""
+    return [(arm_name(config.backend), config.backend), *config.against.backends.items()]
+
+
+def arm_name(backend: Backend) -> str:
+    """How tables call the backend under test: its name, and its variant unless it is `exact`."""
+    variant = backend.options.get("variant", "exact")
+    return backend.name if variant == "exact" else f"{backend.name}_{variant}"
+
+
+def check_workload(config: Config) -> Iterator[str]:
+    """What is wrong with the all-to-all part of an experiment, and which key mends it."""
+    work = config.workload
+    if not 1 <= work.topk <= work.experts:
+        yield f"`workload.topk={work.topk}`: from 1 to workload.experts={work.experts}"
+    if work.dispatch_dtype is Dtype.fp8 and work.hidden % 128:
+        yield (
+            f"`workload.hidden={work.hidden}` with FP8: one scale per 128 columns needs a "
+            "multiple of 128; or set workload.dispatch_dtype=bf16"
+        )
+    for name, phase in work.phases.items():
+        if phase.tokens < 1 or phase.iterations < 1:
+            yield f"`workload.phases.{name}`: tokens and iterations are at least 1"
+    for key in ("ep", "routing", "launch"):
+        values = getattr(work, key)
+        if not values:
+            yield f"`workload.{key}` is empty: name at least one value"
+        yield from twice(f"workload.{key}", [getattr(value, "name", value) for value in values])
+    for ep in work.ep:
+        yield from _ep_size(config, ep)
+    yield from _routing(config)
+    yield from _lengths(config)
+    yield from _ways(config)
+
+
+def _ep_size(config: Config, ep: int) -> Iterator[str]:
+    work = config.workload
+    if ep < 1 or work.experts % ep:
+        possible = [str(n) for n in range(1, work.experts + 1) if work.experts % n == 0]
+        yield (
+            f"`workload.ep={ep}`: workload.experts={work.experts} must divide evenly over ranks; "
+            f"possible: {', '.join(possible)}"
+        )
+    elif RoutingKind.one_hot in work.routing and work.experts // ep < work.topk:
+        yield (
+            f"`workload.routing=one_hot` at EP{ep}: all {work.topk} experts of a token lie on one "
+            f"rank, which holds {work.experts // ep}; raise workload.experts or lower workload.topk"
+        )
+
+
+def _routing(config: Config) -> Iterator[str]:
+    work = config.workload
+    if RoutingKind.file in work.routing and not work.routing_file:
+        yield "`workload.routing=file` needs workload.routing_file=PATH (.npy or .parquet)"
+    if work.routing_file and RoutingKind.file not in work.routing:
+        yield (
+            f"`workload.routing_file={work.routing_file}` is not read unless workload.routing "
+            "names file"
+        )
+    if not 0.0 <= work.masked_share <= 1.0:
+        yield f"`workload.masked_share={work.masked_share}`: a share from 0 to 1"
+
+
+def _lengths(config: Config) -> Iterator[str]:
+    work = config.workload
+    asked = work.tokens_per_rank
+    if asked in ("uniform", "ragged"):
+        return
+    if not isinstance(asked, list) or not all(type(n) is int for n in asked):
+        yield f"`workload.tokens_per_rank={asked}`: uniform, ragged, or a list of integers"
+        return
+    for ep in work.ep:
+        if len(asked) != ep:
+            yield f"`workload.tokens_per_rank` has {len(asked)} numbers, EP{ep} needs {ep}"
+    least = min((phase.tokens for phase in work.phases.values()), default=0)
+    if any(not 0 <= n <= least for n in asked):
+        yield f"`workload.tokens_per_rank={asked}`: each from 0 to a phase's tokens, {least}"
+
+
+def _ways(config: Config) -> Iterator[str]:
+    work = config.workload
+    if LaunchKind.graph in work.launch and config.cluster.device is DeviceKind.cpu:
+        yield "`workload.launch=graph` on cluster.device=cpu: CUDA graphs need CUDA; use eager"
+    if work.overlap_us is not None and work.overlap_us <= 0:
+        yield f"`workload.overlap_us={work.overlap_us}`: above 0, or null for no such operation"
+    if work.overlap_us is not None and work.compat is not None:
+        yield (
+            f"`workload.overlap_us` with workload.compat={work.compat.name}: that benchmark has no "
+            "such operation; drop one of them"
+        )
+
+
+def twice(key: str, values: Sequence[object]) -> Iterator[str]:
+    """What is named more than once."""
+    for value in dict.fromkeys(values):
+        if list(values).count(value) > 1:
+            yield f"`{key}` names {value} twice: each cell runs once; for repeats set repeats=N"
