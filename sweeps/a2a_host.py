@@ -21,7 +21,7 @@ from ep_ray.proof import counter_evidence, link_evidence
 from ep_ray.session import NOSET
 from ep_ray.transport import PEER, evidence_in_log, transport_env
 from ep_ray.watchdog import TrialError, kill_all, stacks, wait_all
-from sweeps.a2a_point import procedure_of, refuse, spec_of, table_of
+from sweeps.a2a_point import procedure_of, refuse, shares_gpu, spec_of, table_of
 from sweeps.outcome import Outcome, what_ran
 from sweeps.prove import prove
 from sweeps.trial import A2aTrial
@@ -58,7 +58,6 @@ class A2aHost:
         self._device = device
         self._size = ranks
         self._label = label
-        self._shared = device is DeviceKind.cuda and config.cluster.ranks_per_gpu > 1
         self._ranks: _Ranks | None = None
         self._table: tuple[Any, str] | None = None  # in Ray's object store, and its digest
 
@@ -166,7 +165,7 @@ class A2aHost:
         outcome.facts["routing_digest"] = self._table[1] if reads and self._table else None
         facts = ranks.facts[: trial.ep]
         self._prove(outcome, trial, facts, reports)
-        outcome.facts |= {"shared_gpu": self._shared} | what_ran(
+        outcome.facts |= {"shared_gpu": shares_gpu(self._config, trial, self._device)} | what_ran(
             facts[0]["versions"],
             _hardware(facts),
             {str(rank): f["env"] for rank, f in enumerate(facts)},

@@ -8,7 +8,8 @@ from ep_ray.backends import registry
 from ep_ray.backends.base import Spec
 from ep_ray.config.schema import Config, DeviceKind, LaunchKind, RoutingKind
 from ep_ray.watchdog import TrialError
-from sweeps.plan import A2aTrial
+from sweeps.outcome import UNAVAILABLE
+from sweeps.trial import A2aTrial
 
 
 def spec_of(config: Config, trial: A2aTrial, device: DeviceKind) -> Spec:
@@ -25,7 +26,13 @@ def spec_of(config: Config, trial: A2aTrial, device: DeviceKind) -> Spec:
         device=device.name,
         graph=trial.launch is LaunchKind.graph,
         ragged=work.tokens_per_rank != "uniform",
+        shared_gpu=shares_gpu(config, trial, device),
     )
+
+
+def shares_gpu(config: Config, trial: A2aTrial, device: DeviceKind) -> bool:
+    """Whether two ranks of the trial sit on one GPU; ranks that it leaves idle do not count."""
+    return device is DeviceKind.cuda and min(config.cluster.ranks_per_gpu, trial.ep) > 1
 
 
 def procedure_of(config: Config, trial: A2aTrial) -> Procedure:
@@ -60,7 +67,8 @@ def refuse(config: Config, trial: A2aTrial, device: DeviceKind) -> None:
     except ValueError as error:
         reasons = [str(error)]
     if reasons:
-        raise TrialError("failed", f"{trial.arm} cannot run this: " + "; ".join(reasons))
+        status = UNAVAILABLE if config.against.skip_unavailable else "failed"
+        raise TrialError(status, f"{trial.arm} cannot run this: " + "; ".join(reasons))
 
 
 def table_of(config: Config, trial: A2aTrial) -> RoutingTable | None:

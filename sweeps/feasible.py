@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from importlib import metadata, util
 from pathlib import Path
 
 from ep_ray.address import LOOPBACK
-from ep_ray.backends import registry
 from ep_ray.config.check import arms_of
 from ep_ray.config.errors import ConfigError
 from ep_ray.config.schema import Arm, ArmKind, Config, DeviceKind, RouterPolicy, TransportKind
@@ -18,6 +16,7 @@ from serving.attached import AttachError, attach
 from serving.engine_http import counters
 from serving.models import ModelError, resolve
 from serving.ports import PortError, check_free, check_map, ephemeral_range, port_map
+from sweeps.available import Reasons
 from sweeps.trial import A2aTrial, ServingTrial, Trial
 
 MODEL_CACHE = Path("~/.cache/ep_ray/models").expanduser()
@@ -44,7 +43,11 @@ def ranks_of(trial: Trial) -> int:
 
 
 def check_feasible(
-    config: Config, trials: Sequence[Trial], device: DeviceKind, machines: Sequence[Machine]
+    config: Config,
+    trials: Sequence[Trial],
+    device: DeviceKind,
+    machines: Sequence[Machine],
+    backends: Reasons,
 ) -> None:
     """Raises `ConfigError` with every reason why the plan cannot run here.
 
@@ -53,6 +56,7 @@ def check_feasible(
         trials: Its plan.
         device: What its ranks run on.
         machines: Every node of the cluster.
+        backends: Why backends cannot run, by arm.
 
     Raises:
         ConfigError: What was asked, what was found, what to do.
@@ -60,6 +64,7 @@ def check_feasible(
     problems = list(_transports(trials, device, machines))
     if device is DeviceKind.cuda:
         problems += _gpus(trials, machines, config.cluster.ranks_per_gpu)
+    problems += _backends(backends, config.against.skip_unavailable)
     problems += _software(config, trials, device)
     problems += _ports(config, trials)
     if problems:
@@ -120,15 +125,21 @@ def ports_of(config: Config, trials: Sequence[Trial]) -> list[int]:
     return sorted(ports)
 
 
+def _backends(backends: Reasons, skip: bool) -> Iterator[str]:
+    """What ends the sweep: any backend that cannot run, or with `skip` that none of them can."""
+    able = [arm for arm, reasons in backends.items() if not reasons]
+    if skip and able:
+        return
+    for arm, reasons in backends.items():
+        yield from (f"backend {arm} cannot run here: {reason}" for reason in reasons)
+    if len(backends) > 1 and able:
+        yield (
+            f"  against.skip_unavailable=true measures the others ({', '.join(able)}) and records "
+            "why these were left out"
+        )
+
+
 def _software(config: Config, trials: Sequence[Trial], device: DeviceKind) -> Iterator[str]:
-    backends = {t.arm: t.backend for t in trials if isinstance(t, A2aTrial)}
-    for name, backend in backends.items():
-        try:
-            reasons = registry.load(backend.name, backend.options).probe(dict(os.environ))
-        except ValueError as error:
-            yield str(error)
-            continue
-        yield from (f"backend {name} cannot run here: {reason}" for reason in reasons)
     starts_engines = any(
         t.layout.kind is not ArmKind.attached for t in trials if isinstance(t, ServingTrial)
     )

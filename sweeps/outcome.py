@@ -11,13 +11,16 @@ from typing import Any
 from ep_ray.transport import Evidence
 from sweeps.trial import A2aTrial, ServingTrial, Trial
 
+UNAVAILABLE = "unavailable"
+"""Status of a trial whose backend this hardware or software cannot run: nothing was tried."""
+
 
 @dataclass
 class Outcome:
     """Result of one attempt of a trial.
 
     Attributes:
-        status: `ok`, `failed`, `timeout` or `crash`.
+        status: `ok`, `failed`, `timeout`, `crash` or `unavailable`.
         error: Why it is not ok.
         facts: Further columns of the `trials` table.
         rows: Rows of the other tables, by table: lists of dicts, or Arrow tables.

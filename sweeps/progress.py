@@ -7,6 +7,8 @@ import sys
 from ray.experimental import tqdm_ray
 from ray.util.metrics import Gauge
 
+from sweeps.outcome import UNAVAILABLE
+
 
 class Progress:
     """Bar and gauges of one experiment; without a terminal there is no bar.
@@ -25,6 +27,7 @@ class Progress:
             "ep_ray_last_value", "Headline of the last trial", (*keys, "arm", "what")
         )
         self._counts = {"planned": total, "ok": 0, "failed": 0, "timeout": 0, "crash": 0}
+        self._counts[UNAVAILABLE] = 0
         self._publish()
 
     def begin(self, trial_id: str) -> None:

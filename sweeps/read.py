@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sweeps.tables import SCHEMA_VERSION, TABLES
+from sweeps.tables import ADDED_LATER, SCHEMA_VERSION, TABLES
 
 _VERSION_KEY = b"ep_ray_schema_version"
 
@@ -79,7 +79,11 @@ def _read(path: Path, schema: pa.Schema) -> pa.Table:
             "`resume` set to this folder."
         ) from error
     _require_version(path, table.schema)
-    missing = [name for name in schema.names if name not in table.schema.names]
+    absent = [name for name in schema.names if name not in table.schema.names]
+    for name in absent:
+        if name in ADDED_LATER:
+            table = table.append_column(name, pa.nulls(len(table), schema.field(name).type))
+    missing = [name for name in absent if name not in ADDED_LATER]
     if missing:
         raise ResultsError(f"'{path}' lacks the columns {', '.join(missing)}: it is incomplete.")
     return table.select(schema.names).cast(schema)

@@ -59,12 +59,13 @@ def footer(results_dir: str | Path, written: Path) -> str:
 def build(swept: View, published: str | None = None) -> list[Section]:
     """Everything about a sweep."""
     if not swept.trials:
-        return _nothing()
+        return [*_nothing(), *report_failures.unavailable(swept)]
     return [
         Section("", (_summary(swept), report_conditions.sentence(swept))),
         *report_a2a.sections(swept),
         *report_serving.sections(swept),
         *_beside(swept, published),
+        *report_failures.unavailable(swept),
         *report_failures.sections(swept),
         *report_flags.sections(swept),
         *report_evidence.sections(swept),
@@ -76,13 +77,14 @@ def build(swept: View, published: str | None = None) -> list[Section]:
 def brief(swept: View, published: str | None = None) -> list[Section]:
     """What fits a screen or two: headlines, ratios, evidence and whatever went wrong."""
     if not swept.trials:
-        return _nothing()
+        return [*_nothing(), *report_failures.unavailable(swept)]
     return [
         Section("", (f"{_summary(swept)}\n{report_conditions.sentence(swept)}",)),
         *report_a2a.brief(swept),
         *report_serving.brief(swept),
         *_beside(swept, published),
         *report_evidence.brief(swept),
+        *report_failures.unavailable(swept),
         *report_failures.brief(swept),
         *report_flags.brief(swept),
     ]

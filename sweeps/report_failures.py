@@ -44,6 +44,15 @@ def brief(view: View) -> list[Section]:
     return [*_trials_briefly(view), *_requests_briefly(view)]
 
 
+def unavailable(view: View) -> list[Section]:
+    """Backends that could not run there, with every reason; nothing where all could."""
+    reasons = dict.fromkeys((t.label, t.error or "no reason recorded") for t in view.unavailable)
+    if not reasons:
+        return []
+    rows = [(arm, reason) for arm, why in reasons for reason in why.split("; ")]
+    return [Section("Backends that cannot run there", (text_table("", ("arm", "reason"), rows),))]
+
+
 def _failures(view: View) -> list[_Failure]:
     cells: dict[tuple[str, str, str], list[str]] = {}
     for trial in bad_trials(view):

@@ -18,20 +18,37 @@ from serving.models import resolve
 from sweeps.a2a_host import A2aHost
 from sweeps.arm_host import ArmHost
 from sweeps.attached_host import AttachedHost
+from sweeps.available import Reasons
 from sweeps.block import Block
 from sweeps.feasible import MODEL_CACHE
 from sweeps.host import Host
-from sweeps.outcome import Outcome, trial_row
+from sweeps.outcome import UNAVAILABLE, Outcome, trial_row
 from sweeps.progress import Progress
 from sweeps.store import Store
 from sweeps.trial import A2aTrial, ServingTrial, Trial
 
 
 class Runner:
-    """Runs the trials of one experiment; a context manager that leaves nothing behind."""
+    """Runs the trials of one experiment; a context manager that leaves nothing behind.
 
-    def __init__(self, config: Config, device: DeviceKind, store: Store, total: int) -> None:
+    Args:
+        config: The experiment.
+        device: `cpu` or `cuda`.
+        store: Where trials are recorded.
+        total: Trials to run.
+        backends: Why backends cannot run, by arm; their trials are recorded and skipped.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        device: DeviceKind,
+        store: Store,
+        total: int,
+        backends: Reasons,
+    ) -> None:
         self._config = config
+        self._backends = backends
         self._device = device
         self._store = store
         self._progress = Progress(config.name, total)
@@ -76,8 +93,12 @@ class Runner:
 
     def _record(self, trial: Trial, host: Any) -> None:
         started_ns = time.time_ns()
+        outcome: Outcome
         try:
-            outcome: Outcome = host.run(trial)
+            if reasons := self._backends.get(trial.arm):
+                outcome = Outcome(status=UNAVAILABLE, error="; ".join(reasons))
+            else:
+                outcome = host.run(trial)
         except TrialError as error:
             outcome = Outcome(status=error.status, error=error.reason)
         except Exception:  # a fault of ours; the other trials may still tell something

@@ -8,11 +8,13 @@ from itertools import groupby
 from pathlib import Path
 
 from ep_ray.config.errors import ConfigError
-from ep_ray.config.schema import Config
+from ep_ray.config.schema import Config, DeviceKind
 from ep_ray.inventory import Machine, local_machine
 from ep_ray.session import Session
+from sweeps.available import Reasons, backend_reasons
 from sweeps.feasible import check_feasible, ports_of, ranks_of, resolve_device
 from sweeps.folder import writing
+from sweeps.outcome import UNAVAILABLE
 from sweeps.plan import plan
 from sweeps.print_plan import print_plan
 from sweeps.runner import Runner
@@ -45,7 +47,8 @@ class Sweep:
             return
         for point, trials in zip(points, plans, strict=True):
             device = resolve_device(point, self._machines)
-            check_feasible(point, trials, device, self._machines)
+            reasons = self._reasons(point, trials, device)
+            check_feasible(point, trials, device, self._machines, reasons)
         self._session.ranks = max((ranks_of(t) for trials in plans for t in trials), default=1)
         self._store = self._open_store(first, plans)
 
@@ -55,6 +58,10 @@ class Sweep:
             return [local_machine()]
         self._session.start()
         return [node.machine for node in self._session.nodes]
+
+    def _reasons(self, config: Config, trials: Sequence[Trial], device: DeviceKind) -> Reasons:
+        elsewhere = self._session.nodes if config.cluster.address else ()
+        return backend_reasons(trials, device, elsewhere)
 
     def _plan(self, config: Config) -> list[Trial]:
         return plan(config, resolve_device(config, self._machines))
@@ -89,7 +96,8 @@ class Sweep:
         self._session.start()
         self._session.check_ports(ports_of(config, trials))
         self._announce(config, len(todo), len(trials))
-        with Runner(config, device, self._store, len(todo)) as runner:
+        reasons = self._reasons(config, todo, device)
+        with Runner(config, device, self._store, len(todo), reasons) as runner:
             for _, block in groupby(todo, key=lambda trial: trial.block):
                 runner.run_block(list(block))
 
@@ -110,7 +118,7 @@ class Sweep:
         if statuses:
             _print_report(self._store.folder)
         self._finished = True
-        bad = sum(status != "ok" for status in statuses.values())
+        bad = sum(status not in ("ok", UNAVAILABLE) for status in statuses.values())
         missing = len(self._store.plan_ids() - set(statuses))
         if bad or missing:
             _advise(f"{bad} trials failed, {missing} did not run", self._store.folder)

@@ -10,6 +10,13 @@ import pyarrow as pa
 
 SCHEMA_VERSION = "1"
 
+ADDED_LATER = frozenset(
+    {"tags", "launch", "compat", "masked_share", "tokens_per_rank", "routing_digest"}
+    | {"statistic", "loop"}
+)
+"""Columns that folders of this version may lack: they were written before there was such a thing,
+and read as null."""
+
 _KEY = [("trial_id", pa.string()), ("attempt", pa.int32())]
 
 
@@ -24,7 +31,7 @@ TRIALS = _schema(
     ("arm", pa.string()),
     ("cell", pa.string()),
     ("repeat", pa.int32()),
-    ("status", pa.string()),  # ok | failed | timeout | crash
+    ("status", pa.string()),  # ok | failed | timeout | crash | unavailable
     ("error", pa.string()),
     ("config_hash", pa.string()),
     ("config_json", pa.string()),

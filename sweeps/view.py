@@ -11,6 +11,7 @@ import pyarrow as pa
 from serving.load.metrics import CellMetrics, cell_metrics
 from serving.load.records import RequestRecord
 from sweeps.a2a_metrics import A2aMetrics, a2a_metrics
+from sweeps.outcome import UNAVAILABLE
 from sweeps.results import Grid, Trial, arrange, by_trial, trials
 
 ServingKey = tuple[str, int]  # shape, concurrency
@@ -23,10 +24,14 @@ _REQUEST_COLUMNS = [f.name for f in fields(RequestRecord)]
 
 @dataclass(frozen=True)
 class View:
-    """What a report is made from. `trials` are in the order in which they started."""
+    """What a report is made from. `trials` are in the order in which they started.
+
+    Trials of backends that cannot run there are kept apart in `unavailable`: nothing was tried.
+    """
 
     tables: Mapping[str, pa.Table]
     trials: tuple[Trial, ...]
+    unavailable: tuple[Trial, ...]
     serving: ServingGrid
     a2a: A2aGrid
 
@@ -52,12 +57,14 @@ class View:
 
 def view(tables: Mapping[str, pa.Table]) -> View:
     """Arrange a sweep's tables (last attempts only, as `load` returns them)."""
-    found = trials(tables)
+    everything = trials(tables)
+    found = [t for t in everything if t.status != UNAVAILABLE]
     serving = [t for t in found if t.measure == "serving"]
     a2a = [t for t in found if t.measure == "a2a"]
     return View(
         tables,
         tuple(found),
+        tuple(t for t in everything if t.status == UNAVAILABLE),
         arrange(serving, serving_key, _serving_metrics(tables, serving)),
         arrange(a2a, a2a_key, a2a_metrics(tables)),
     )

@@ -80,6 +80,10 @@ def _in_turn(parts: Sequence[Call]) -> object:
 class GraphLaunch(Launch):
     """Replays operations captured once, on the buffers that `load` fills.
 
+    An adapter keeps what its library returned at the last call. A replay calls nothing, so `call`
+    gives the adapter back what it had kept when the operation was captured: `received` then reads
+    the memory that this graph writes.
+
     Collective over `group`: all ranks capture in the same order. The graphs hold on to the
     communicator: `close` before it is destroyed, which would wait for them for ever.
     """
@@ -95,6 +99,7 @@ class GraphLaunch(Launch):
         super().__init__(backend, tokens, work)
         self._graphs: dict[str, torch.cuda.CUDAGraph] = {}
         self._returned: dict[str, object] = {}
+        self._kept: dict[str, dict[str, object]] = {}
         self.load(routing)
         wanted = [op for op in (*CAPTURED, "pair_overlapped", "work") if op in self._parts]
         for _ in range(2):
@@ -105,6 +110,7 @@ class GraphLaunch(Launch):
         dist.barrier(group)
         for op in wanted:
             self._capture(op, super().call(op))
+        self._restore("dispatch")
 
     def _capture(self, op: str, operation: Call) -> None:
         graph = torch.cuda.CUDAGraph()
@@ -112,8 +118,13 @@ class GraphLaunch(Launch):
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self._returned[op] = operation()
         self._graphs[op] = graph
+        self._kept[op] = dict(vars(self._backend))
+
+    def _restore(self, op: str) -> None:
+        vars(self._backend).update(self._kept[op])
 
     def call(self, op: str) -> Call:
+        self._restore(op)
         return partial(self._replay, op)
 
     def _replay(self, op: str) -> object:
@@ -126,6 +137,7 @@ class GraphLaunch(Launch):
             graph.reset()
         self._graphs.clear()
         self._returned.clear()
+        self._kept.clear()
 
 
 def make_launch(

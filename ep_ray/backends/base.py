@@ -36,6 +36,7 @@ class Spec:
         device: `cpu` or `cuda`.
         graph: Whether operations are captured in CUDA graphs and replayed.
         ragged: Whether ranks may send fewer tokens, down to none.
+        shared_gpu: Whether ranks share a GPU.
     """
 
     ep: int
@@ -48,6 +49,7 @@ class Spec:
     device: str = "cpu"
     graph: bool = False
     ragged: bool = False
+    shared_gpu: bool = False
 
     def __post_init__(self) -> None:
         if self.ep < 1 or self.experts % self.ep:
@@ -94,7 +96,8 @@ class Capabilities:
         split: Whether send and receive are separate calls. If not, all the work happens in
             `dispatch_send` and in `combine_send`, and the `_recv` calls do nothing.
         graph: Whether the operations can be captured in a CUDA graph. Then `plan` fills buffers
-            that keep their place, since a graph replays with the addresses that it captured.
+            that keep their place, since a graph replays with the addresses that it captured, and
+            what a call returns is kept in attributes alone: `GraphLaunch` puts those back.
         dedup: One copy per (token, expert), per (token, rank) or per (token, node).
         quantises_inside: Whether `dispatch` takes BF16 and quantises within the clock.
         weights_applied: Where the router's weights are multiplied in.
@@ -106,6 +109,7 @@ class Capabilities:
         hidden_sizes: Columns per row that work; null means any.
         topk_sizes: Experts per token that work; null means any.
         ragged: Whether `plan` takes fewer than T tokens.
+        shares_gpu: Whether two ranks may sit on one GPU.
     """
 
     layout: str
@@ -126,6 +130,7 @@ class Capabilities:
     hidden_sizes: frozenset[int] | None = None
     topk_sizes: frozenset[int] | None = None
     ragged: bool = False
+    shares_gpu: bool = False
 
     @property
     def row_dedup(self) -> Dedup:
@@ -155,6 +160,8 @@ class Capabilities:
             reasons += self._graph_refusals(spec)
         if spec.ragged and not self.ragged:
             reasons.append("ranks with fewer tokens: it takes the same number from each")
+        if spec.shared_gpu and not self.shares_gpu:
+            reasons.append("two ranks on one GPU: it takes one rank on each")
         return reasons
 
     def _graph_refusals(self, spec: Spec) -> list[str]:

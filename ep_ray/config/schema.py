@@ -350,10 +350,18 @@ class Load:
 
 @dataclass
 class Against:
-    """What the experiment's `arm` or `backend` is compared with, by name."""
+    """What the experiment's `arm` or `backend` is compared with, by name.
+
+    Attributes:
+        arms: Further sides of the serving comparison.
+        backends: Further all-to-all libraries.
+        skip_unavailable: Whether a backend that cannot run here is recorded with its reasons and
+            skipped. If not, the experiment does not start.
+    """
 
     arms: dict[str, Arm] = field(default_factory=dict)
     backends: dict[str, Backend] = field(default_factory=dict)
+    skip_unavailable: bool = False
 
 
 @dataclass

@@ -10,10 +10,12 @@ from ep_ray.config.compose import compose_all
 from ep_ray.config.errors import ConfigError
 from ep_ray.config.folder import config_dir
 from ep_ray.config.schema import DeviceKind
+from sweeps.available import Reasons
 from sweeps.doctor.findings import BROKEN, Finding, findings
 from sweeps.doctor.node import Node
 from sweeps.feasible import check_feasible, resolve_device
 from sweeps.plan import plan
+from sweeps.trial import A2aTrial, Trial
 
 CPU_BACKENDS = ("gloo",)
 
@@ -104,13 +106,22 @@ def _experiment(name: str, nodes: Sequence[Node]) -> Ability:
         for point in compose_all([f"+exp={name}"], multirun=False):
             device = resolve_device(point, machines)
             trials = plan(point, device)
-            check_feasible(point, trials, device, machines)
+            check_feasible(point, trials, device, machines, _backends(trials, nodes))
             devices.add(device)
             count += len(trials)
     except (ConfigError, ValueError) as error:
         return Ability(name, False, _reasons(str(error)))
     words = " and ".join(sorted(device.name for device in devices))
     return Ability(name, True, f"{count} trials on {words}")
+
+
+def _backends(trials: Sequence[Trial], nodes: Sequence[Node]) -> Reasons:
+    """What the nodes said of each arm's backend, every reason once."""
+    arms = {t.arm: t.backend.name for t in trials if isinstance(t, A2aTrial)}
+    return {
+        arm: list(dict.fromkeys(reason for node in nodes for reason in node.backends[name]))
+        for arm, name in arms.items()
+    }
 
 
 def _reasons(text: str) -> str:

@@ -108,7 +108,7 @@ def free_port() -> int:
 def refused(*overrides: str) -> str:
     (config,) = compose_all(["+exp=attached", *overrides], multirun=False)
     with pytest.raises(ConfigError) as caught:
-        check_feasible(config, plan(config, DeviceKind.cpu), DeviceKind.cpu, [])
+        check_feasible(config, plan(config, DeviceKind.cpu), DeviceKind.cpu, [], {})
     return str(caught.value)
 
 

@@ -11,6 +11,7 @@ from ep_ray.config import schema as s
 from ep_ray.config.compose import compose_all
 from ep_ray.config.errors import ConfigError
 from ep_ray.inventory import Gpu, Machine
+from sweeps.available import backend_reasons
 from sweeps.feasible import check_feasible, gpus_needed, ports_of, ranks_of, resolve_device
 from sweeps.plan import plan
 
@@ -40,11 +41,11 @@ def reasons(config: s.Config, *machines: Machine) -> list[str]:
     """Reasons about hardware: those about this Python's software are left out."""
     device = resolve_device(config, machines)
     try:
-        check_feasible(config, plan(config, device), device, machines)
+        check_feasible(config, plan(config, device), device, machines, {})
     except ConfigError as error:
         *lines, advice = str(error).splitlines()
         assert advice.startswith("  `plan_only=true` shows the trials")
-        software = ("backend ", "asked: engines", "asked: a vLLM", "model.path=")
+        software = ("asked: engines", "asked: a vLLM", "model.path=")
         return [line for line in lines if not line.startswith(software)]
     return []
 
@@ -125,7 +126,7 @@ def test_cpu_ranks_have_no_such_transport(kind):
 def test_all_to_all_on_the_cpu_runs_anywhere():
     config = copy.deepcopy(composed("+exp=quickstart"))
     config.measure = [s.Measure.a2a]
-    check_feasible(config, plan(config, CPU), CPU, [machine("a", 0)])
+    check_feasible(config, plan(config, CPU), CPU, [machine("a", 0)], {})
 
 
 @pytest.mark.parametrize(
@@ -140,9 +141,53 @@ def test_a_backend_that_cannot_be_made(name, options, reason):
     config = copy.deepcopy(composed("+exp=quickstart"))
     config.measure = [s.Measure.a2a]
     config.backend = s.Backend(name, options)
+    trials = plan(config, CPU)
+    reasons = backend_reasons(trials, CPU, ())
     with pytest.raises(ConfigError) as caught:
-        check_feasible(config, plan(config, CPU), CPU, [machine("a", 0)])
+        check_feasible(config, trials, CPU, [machine("a", 0)], reasons)
     assert reason in str(caught.value)
+
+
+def some_unavailable(skip: bool) -> s.Config:
+    config = copy.deepcopy(composed("+exp=quickstart"))
+    config.measure = [s.Measure.a2a]
+    config.against.backends = {"deepep": s.Backend("deepep"), "uccl": s.Backend("uccl")}
+    config.against.skip_unavailable = skip
+    return config
+
+
+def test_backends_that_cannot_run_end_the_sweep_or_are_left_out():
+    strict = some_unavailable(skip=False)
+    trials = plan(strict, CPU)
+    reasons = backend_reasons(trials, CPU, ())
+    assert reasons["gloo"] == []
+    assert any("deep_ep" in reason for reason in reasons["deepep"])
+    with pytest.raises(ConfigError, match="backend deepep cannot run here: ") as caught:
+        check_feasible(strict, trials, CPU, [machine("a", 0)], reasons)
+    assert "skip_unavailable=true measures the others (gloo)" in str(caught.value)
+    check_feasible(some_unavailable(skip=True), trials, CPU, [machine("a", 0)], reasons)
+
+
+def test_a_sweep_of_which_no_backend_can_run_is_refused():
+    config = some_unavailable(skip=True)
+    del config.against.backends["uccl"]
+    config.backend = s.Backend("uccl")
+    trials = plan(config, CPU)
+    reasons = backend_reasons(trials, CPU, ())
+    with pytest.raises(ConfigError, match="backend uccl cannot run here: "):
+        check_feasible(config, trials, CPU, [machine("a", 0)], reasons)
+
+
+def test_a_probe_sees_the_environment_of_the_transport(tmp_path, monkeypatch):
+    plugin = tmp_path / "uccl" / "lib" / "libnccl-net-uccl.so"
+    plugin.parent.mkdir(parents=True)
+    plugin.touch()
+    (tmp_path / "uccl" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = some_unavailable(skip=True)
+    assert "NCCL_NET_PLUGIN is not set" in str(backend_reasons(plan(config, CPU), CPU, ()))
+    config.transport.env = {"NCCL_NET_PLUGIN": plugin.name}
+    assert "NCCL_NET_PLUGIN is" not in str(backend_reasons(plan(config, CPU), CPU, ()))
 
 
 def test_a_model_that_is_not_here_is_not_fetched():
@@ -150,7 +195,7 @@ def test_a_model_that_is_not_here_is_not_fetched():
     config.measure = [s.Measure.serving]
     config.model = s.Model(name="m", path="nobody/nothing-of-this-name")
     with pytest.raises(ConfigError, match=r"model\.path=nobody/nothing-of-this-name is neither a"):
-        check_feasible(config, plan(config, CPU), CPU, [machine("a", 0)])
+        check_feasible(config, plan(config, CPU), CPU, [machine("a", 0)], {})
 
 
 @pytest.mark.parametrize(
