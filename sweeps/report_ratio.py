@@ -39,6 +39,8 @@ def _against(
     for label, outcomes in rows.items():
         if first not in outcomes or other not in outcomes:
             continue
+        if any(t.shared_gpu for arm in (first, other) for t in outcomes[arm].trials):
+            continue  # ranks on one GPU prove function, not speed
         ratios = [_ratio(outcomes[first], outcomes[other], metric) for metric in metrics]
         found += [r for r in ratios if r is not None]
         fair = whole(outcomes[first]) and whole(outcomes[other])

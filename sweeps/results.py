@@ -73,6 +73,7 @@ class Trial:
             f"{self.masked_share:.0%} masked" if self.masked_share else "",
             f"{self.tokens_per_rank} tokens per rank" if self._uneven else "",
             "CUDA graph" if self.launch == "graph" else "",
+            "ranks share a GPU" if self.shared_gpu else "",
             f"measured as {self.compat} does" if self.compat else "",
         ]
         return [word for word in words if word]

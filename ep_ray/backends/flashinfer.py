@@ -99,7 +99,8 @@ class FlashInfer:
     def plan(self, topk_idx: torch.Tensor, weights: torch.Tensor) -> None:
         """Also ends a dispatch that was timed alone: the library wants them in turn."""
         refuse_masked("flashinfer", topk_idx)
-        if self._pending:
+        # Replays pass by the library's Python side, where the turns are kept.
+        if self._pending and not self.spec.graph:
             self.combine_send()
         self._topk.copy_(topk_idx)
         self._weights.copy_(weights)

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import torch
 
+from ep_ray.inventory import loaded_nccl
+
 _SMI_TIMEOUT_S = 20
 
 
@@ -101,7 +103,9 @@ def nccl(least: tuple[int, int, int]) -> list[str]:
     """
     if not torch.cuda.is_available() or not torch.distributed.is_nccl_available():
         return []
-    found = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+    found = loaded_nccl()
+    if found is None:
+        return ["no NCCL is loaded: torch has it built in, or has none"]
     if found >= least:
         return []
     return [

@@ -119,7 +119,7 @@ def _backends(trials: Sequence[Trial], nodes: Sequence[Node]) -> Reasons:
     """What the nodes said of each arm's backend, every reason once."""
     arms = {t.arm: t.backend.name for t in trials if isinstance(t, A2aTrial)}
     return {
-        arm: list(dict.fromkeys(reason for node in nodes for reason in node.backends[name]))
+        arm: list(dict.fromkeys(reason for node in nodes for reason in node.backends.get(name, ())))
         for arm, name in arms.items()
     }
 

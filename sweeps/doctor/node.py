@@ -13,7 +13,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ep_ray.backends import registry
 from ep_ray.config.schema import Cluster
-from ep_ray.inventory import Machine, local_machine, versions
+from ep_ray.inventory import Machine, loaded_nccl, local_machine, versions
 from ep_ray.session import NOSET, Session
 from ep_ray.topology import read_topology
 from ep_ray.watchdog import wait_all
@@ -131,10 +131,8 @@ def _on_node(node_id: str) -> Any:
 def _torch() -> Torch:
     import torch
 
-    nccl = None
-    if torch.distributed.is_available() and torch.distributed.is_nccl_available():
-        found: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
-        nccl = ".".join(map(str, found))
+    found = loaded_nccl()
+    nccl = ".".join(map(str, found)) if found else None
     return Torch(torch.version.cuda, nccl, torch.cuda.device_count())
 
 
