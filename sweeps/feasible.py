@@ -132,7 +132,7 @@ def _backends(backends: Reasons, skip: bool) -> Iterator[str]:
         return
     for arm, reasons in backends.items():
         yield from (f"backend {arm} cannot run here: {reason}" for reason in reasons)
-    if len(backends) > 1 and able:
+    if able and len(able) < len(backends):
         yield (
             f"  against.skip_unavailable=true measures the others ({', '.join(able)}) and records "
             "why these were left out"

@@ -168,6 +168,14 @@ def test_backends_that_cannot_run_end_the_sweep_or_are_left_out():
     check_feasible(some_unavailable(skip=True), trials, CPU, [machine("a", 0)], reasons)
 
 
+def test_backends_that_can_all_run_are_no_problem():
+    config = composed("+exp=a2a_variants")
+    trials = plan(config, CPU)
+    reasons = backend_reasons(trials, CPU, ())
+    assert reasons == {"gloo": [], "gloo_equal": [], "gloo_padded": []}
+    check_feasible(config, trials, CPU, [machine("a", 0)], reasons)
+
+
 def test_a_sweep_of_which_no_backend_can_run_is_refused():
     config = some_unavailable(skip=True)
     del config.against.backends["uccl"]
