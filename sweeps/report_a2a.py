@@ -82,7 +82,8 @@ def _short(outcomes: dict[str, Outcome[A2aMetrics]]) -> str:
 
 
 def _headlines(view: View, load: str, cells: Cells) -> Table:
-    arms = {arm: _heading(view, arm) for arm in labels(view.of("a2a"))}
+    there = {arm for _, outcomes in cells for arm in outcomes}
+    arms = {arm: _heading(view, arm) for arm in labels(view.of("a2a")) if arm in there}
     metrics = _measured(cells)
     rows = [
         (f"EP{ep}", {(arm, m.key): _value(o, m) for arm, o in outcomes.items() for m in metrics})

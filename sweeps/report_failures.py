@@ -49,7 +49,7 @@ def unavailable(view: View) -> list[Section]:
     reasons = dict.fromkeys((t.label, t.error or "no reason recorded") for t in view.unavailable)
     if not reasons:
         return []
-    rows = [(arm, reason) for arm, why in reasons for reason in why.split("; ")]
+    rows = [(arm, reason) for arm, why in reasons for reason in why.splitlines()]
     return [Section("Backends that cannot run there", (text_table("", ("arm", "reason"), rows),))]
 
 

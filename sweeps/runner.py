@@ -96,7 +96,7 @@ class Runner:
         outcome: Outcome
         try:
             if reasons := self._backends.get(trial.arm):
-                outcome = Outcome(status=UNAVAILABLE, error="; ".join(reasons))
+                outcome = Outcome(status=UNAVAILABLE, error="\n".join(reasons))
             else:
                 outcome = host.run(trial)
         except TrialError as error:

@@ -29,25 +29,24 @@ class State(Enum):
     """How far an adapter has been tried on the hardware that it is for."""
 
     never_run = "never run"
-    probed = "imported and probed"
+    probed = "probed"
+    """Its package was found; what else it needs was missing."""
     ep1 = "runs at EP1"
+    """Passes the correctness check there, and a result is kept."""
     works = "works"
     """Passes the correctness check with peers, and a result is kept."""
 
 
 STATUS: dict[str, tuple[State, str]] = {
     "gloo": (State.works, "EP1 to EP4 in the tests, on the CPU"),
-    "nccl": (State.never_run, ""),
-    "uccl": (State.never_run, "needs a network card and two nodes"),
-    "flashinfer": (State.never_run, ""),
-    "nccl_ep": (
-        State.never_run,
-        "its Python API was called as far as a machine without GPU allows",
-    ),
+    "nccl": (State.works, "one H200: EP1, and EP2 with both ranks on it; never between GPUs"),
+    "uccl": (State.probed, "needs a network card and two nodes"),
+    "flashinfer": (State.ep1, "one H200, eager and CUDA graph"),
+    "nccl_ep": (State.ep1, "one H200, eager and CUDA graph"),
     "deepep": (State.never_run, "no wheel"),
     "deepep_v2": (State.never_run, "no wheel"),
     "uccl_ep": (State.never_run, "half of it has no wheel"),
-    "nixl_ep": (State.never_run, ""),
+    "nixl_ep": (State.ep1, "one H200, eager and CUDA graph"),
     "pplx_garden": (State.never_run, "no wheel; needs a network card and GDRCopy"),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from ep_ray.backends import registry
 from ep_ray.topology import gpus_in
 from sweeps.doctor.diagnosis import Ability, Diagnosis
 from sweeps.doctor.node import UNLIMITED, Node
@@ -120,8 +121,10 @@ def _backends(nodes: Sequence[Node]) -> Table:
             reason if len(hosts) == len(nodes) else f"{', '.join(hosts)}: {reason}"
             for reason, hosts in reasons.items()
         ]
-        rows.append((name, "no" if reasons else "yes", "\n".join(where)))
-    return text_table("Backends", ("backend", "runs here", "why not"), rows)
+        ran = registry.STATUS[name][0].value
+        rows.append((name, "no" if reasons else "yes", ran, "\n".join(where)))
+    columns = ("backend", "runs here", "as far as it was run", "why not")
+    return text_table("Backends", columns, rows)
 
 
 def _abilities(what: str, abilities: Sequence[Ability]) -> Table:

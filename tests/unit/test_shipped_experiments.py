@@ -16,9 +16,10 @@ from sweeps.trial import A2aTrial, ServingTrial
 
 # Experiment: trials on its device, and the most ranks of one.
 SHIPPED = {
-    "a2a_backends": (16, 8),
+    "a2a_backends": (22, 8),
     "a2a_decode": (5, 128),
     "a2a_graph": (4, 2),
+    "a2a_one_gpu": (88, 2),
     "a2a_prefill": (5, 128),
     "a2a_routing": (8, 8),
     "a2a_scaling": (14, 128),

@@ -176,6 +176,17 @@ def test_every_backend_has_a_state_a_version_and_a_config() -> None:
     assert set(named) == {"auto", *registry.ADAPTERS}
 
 
+def test_help_and_readme_say_how_far_each_backend_was_run() -> None:
+    root = CONF.parents[1]
+    help_text = (CONF.parent / "hydra" / "help" / "ep_ray.yaml").read_text()
+    readme = (root / "README.md").read_text()
+    for state in registry.State:
+        names = [n for n, (found, _) in registry.STATUS.items() if found is state]
+        assert f"\n    {state.value}: {', '.join(names)}\n" in help_text
+    for line in registry.status_table():
+        assert f"| `{line.backend}` | {line.state.value} | {line.written_against} |" in readme
+
+
 @pytest.mark.parametrize("name", registry.ADAPTERS)
 def test_configs_spell_out_options_that_the_adapter_knows(name: str) -> None:
     config = yaml.safe_load((CONF / f"{name}.yaml").read_text())

@@ -54,7 +54,7 @@ def test_composing_imports_nothing_heavy(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["--help"], 0, "\nexp: a2a_backends, a2a_decode, a2a_graph, a2a_prefill"),
+        (["--help"], 0, "\nexp: a2a_backends, a2a_decode, a2a_graph, a2a_one_gpu"),
         (["+exp=quickstart", "--cfg", "job"], 0, "name: quickstart"),
         (["+exp=quickstart", "arm.tpp=1"], 2, "ep-ray: unknown key `arm.tpp`"),
     ],
