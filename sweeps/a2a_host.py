@@ -162,7 +162,11 @@ class A2aHost:
         outcome = Outcome(status="failed" if errors else "ok", error="; ".join(errors) or None)
         outcome.rows["operations"] = [] if errors else results[0].operations
         outcome.rows["samples"] = _samples(results)
-        outcome.facts["routing_digest"] = self._table[1] if reads and self._table else None
+        outcome.facts |= {
+            "routing_digest": self._table[1] if reads and self._table else None,
+            "timed_unix_ns": results[0].timed_unix_ns,
+            "timed_ns": results[0].timed_ns,
+        }
         facts = ranks.facts[: trial.ep]
         self._prove(outcome, trial, facts, reports)
         outcome.facts |= {"shared_gpu": shares_gpu(self._config, trial, self._device)} | what_ran(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -84,10 +86,13 @@ def _run_checked(
         return TrialResult(timer.rank, concat([]), [], _failure(faults))
     launch.load(pool[0], _tokens(spec, backend, device))
     used = pool[:1] if procedure.compat in compat.FIXED_ROUTING else pool
-    measured = _time_all(procedure, backend, launch, timer, on_device(used, device), work, spec)
+    routings = on_device(used, device)
+    began_unix_ns, began = time.time_ns(), time.perf_counter_ns()
+    measured = _time_all(procedure, backend, launch, timer, routings, work, spec)
+    timed_ns = time.perf_counter_ns() - began
     pool_idx = facts.gather_pool(used, spec.tokens, group, device)
     rows = facts.operations(spec, procedure, backend, pool_idx, fabric.links, measured)
-    return TrialResult(timer.rank, measured.samples(), rows, None)
+    return TrialResult(timer.rank, measured.samples(), rows, None, began_unix_ns, timed_ns)
 
 
 def _failure(faults: list[str]) -> str:

@@ -54,9 +54,13 @@ class TrialResult:
         operations: One dict per operation, keyed as the `operations` table after its key; the
             same on every rank.
         error: Why there are no timings, or None.
+        timed_unix_ns: When its first sample began; 0 without timings.
+        timed_ns: From there to the end of its last sample, with all that lies between samples.
     """
 
     rank: int
     samples: Samples
     operations: list[dict[str, Any]]
     error: str | None
+    timed_unix_ns: int = 0
+    timed_ns: int = 0
