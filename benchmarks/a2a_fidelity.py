@@ -131,7 +131,9 @@ def report(found: dict[str, dict[int, float]]) -> bool:
     """Prints a table and says whether every ratio passes."""
     load = os.getloadavg()[0]
     print(f"EP{RANKS} gloo, {TOKENS} tokens, H {HIDDEN}, top-{TOPK}; load average {load:.1f}\n")
-    print("| ratio | operation | median µs | ratio (95 % interval) | passes |\n|---|---|---|---|---|")
+    print(
+        "| ratio | operation | median µs | ratio (95 % interval) | passes |\n|---|---|---|---|---|"
+    )
     passed = []
     for a, b in (("nccl_tests", "plain"), ("neutral a", "neutral b")):
         for op in OPS:
@@ -141,13 +143,16 @@ def report(found: dict[str, dict[int, float]]) -> bool:
             passed.append(passes(ratio))
             words = f"{ratio.value:.3f} ({ratio.low:.3f}-{ratio.high:.3f})"
             middle = values[len(values) // 2]
-            print(f"| {a} / {b} | {op} | {middle:.1f} | {words} | {'yes' if passed[-1] else 'NO'} |")
+            print(
+                f"| {a} / {b} | {op} | {middle:.1f} | {words} | {'yes' if passed[-1] else 'NO'} |"
+            )
     return all(passed)
 
 
 def passes(ratio: Ratio) -> bool:
     """Whether the interval contains 1 or lies within 5 % of it."""
-    assert ratio.low is not None and ratio.high is not None
+    assert ratio.low is not None
+    assert ratio.high is not None
     contains = ratio.low <= 1 <= ratio.high
     return contains or (ratio.low >= 1 - WITHIN and ratio.high <= 1 + WITHIN)
 

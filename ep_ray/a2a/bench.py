@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import numpy as np
 import torch
@@ -91,7 +92,10 @@ def _run_checked(
     measured = _time_all(procedure, backend, launch, timer, routings, work, spec)
     timed_ns = time.perf_counter_ns() - began
     pool_idx = facts.gather_pool(used, spec.tokens, group, device)
-    rows = facts.operations(spec, procedure, backend, pool_idx, fabric.links, measured)
+    # The same on every rank, and slow beside a trial: once is enough.
+    rows: list[dict[str, Any]] = []
+    if timer.rank == 0:
+        rows = facts.operations(spec, procedure, backend, pool_idx, fabric.links, measured)
     return TrialResult(timer.rank, measured.samples(), rows, None, began_unix_ns, timed_ns)
 
 

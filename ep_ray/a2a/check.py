@@ -135,11 +135,13 @@ def encode(rank: torch.Tensor, index: torch.Tensor, number: int, hidden: int) ->
     device = index.device
     parts = [rank >> 4, rank, index >> 12, index >> 8, index >> 4, index]
     parts += [torch.full_like(index, number >> 4), torch.full_like(index, number)]
-    digits = torch.stack([part & 15 for part in parts], dim=1)
+    digits = torch.stack([part & 15 for part in parts], dim=1).to(torch.uint8)
     column = torch.arange(hidden, device=device)
-    values = (digits[:, column % DIGITS] + column // DIGITS) & 15
+    # In bytes, an eighth of the memory traffic: every trial waits for this. They wrap at a
+    # multiple of 16.
+    values = (digits.repeat(1, hidden // DIGITS) + (column // DIGITS).to(torch.uint8)) & 15
     # Scales differ between neighbouring blocks, so that a misplaced scale shows.
-    return values * 2.0 ** ((column // SCALE_BLOCK) % 4)
+    return values.float() * 2.0 ** ((column // SCALE_BLOCK) % 4)
 
 
 def decode(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -51,8 +51,8 @@ class TrialResult:
     Attributes:
         rank: This rank.
         samples: This rank's timings; none if the check failed.
-        operations: One dict per operation, keyed as the `operations` table after its key; the
-            same on every rank.
+        operations: On rank 0 one dict per operation, keyed as the `operations` table after its
+            key; nothing elsewhere.
         error: Why there are no timings, or None.
         timed_unix_ns: When its first sample began; 0 without timings.
         timed_ns: From there to the end of its last sample, with all that lies between samples.

@@ -121,19 +121,16 @@ def copies(
     Returns:
         `[R, ranks]` int64, a rank's own share on the diagonal.
     """
-    # Source by source: at EP128 one table of all tokens and destinations would take 540 MB.
-    return np.stack([_copies_of_one(idx, experts // ranks, ranks, dedup) for idx in topk_idx_all])
-
-
-def _copies_of_one(
-    topk_idx: NDArray[np.int64], share: int, ranks: int, dedup: Dedup
-) -> NDArray[np.int64]:
-    width = ranks + 1  # the last column collects masked experts
-    destination = np.where(topk_idx < 0, ranks, topk_idx // share)
-    cell = np.arange(len(topk_idx))[:, None] * width + destination
-    hits = np.bincount(cell.ravel(), minlength=len(topk_idx) * width).reshape(-1, width)
-    counted = hits if dedup == "none" else hits > 0
-    return cast(NDArray[np.int64], counted[:, :ranks].sum(axis=0, dtype=np.int64))
+    sources, width = len(topk_idx_all), ranks + 1  # the last column collects what has no copy
+    # Choices come first, in small integers: numpy then compares all tokens at once.
+    chosen = np.moveaxis(topk_idx_all, 2, 0).astype(np.int32, order="C")
+    destination = np.where(chosen < 0, ranks, chosen // (experts // ranks)).astype(np.int32)
+    if dedup != "none":
+        again = [(destination[:k] == destination[k]).any(axis=0) for k in range(len(destination))]
+        destination[np.stack(again)] = ranks
+    cell = np.arange(sources)[:, None] * width + destination
+    counts = np.bincount(cell.ravel(), minlength=sources * width).reshape(sources, width)
+    return counts[:, :ranks].astype(np.int64)
 
 
 def max_over_mean(rows: NDArray[np.int64]) -> float:

@@ -102,7 +102,7 @@ def test_a_trial_gives_samples_and_facts(pool: Any, spec: Any, procedure: Any, e
     results = pool.call(ep, "trial", spec(ep), procedure(), {}, None)
     samples = concat([result.samples for result in results])
     assert [result.error for result in results] == [None] * ep
-    assert all(result.operations == results[0].operations for result in results)
+    assert all(result.operations == [] for result in results[1:])
     assert [facts["op"] for facts in results[0].operations] == WHOLE + SPLIT
     for facts in results[0].operations:
         op = facts["op"]

@@ -1,0 +1,139 @@
+"""What a sweep costs beside what it measures: 24 all-to-all cells at EP4 over gloo.
+
+    python benchmarks/a2a_cost.py [--seconds 1.5] [--without-torchrun]
+
+1. The gap between the end of one trial's last sample and the start of the next one's first, on warm
+   ranks: reading logs and counters, writing rows, drawing and planning routings, the correctness
+   check. (Rows say when samples were taken: `timed_unix_ns`, `timed_ns`.)
+2. Wall time of the whole command over the sum of its measured time (`timed_ns`).
+3. The same cells as people run them by hand: one `torchrun` of a plain script for each, with as
+   many operations. Nothing is checked there, and nothing recorded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+RANKS, HIDDEN, EXPERTS, TOPK = 4, 1024, 16, 4
+TOKENS = (1, 8, 16, 32, 64, 128)
+ROUTINGS = ("uniform", "zipf", "balanced", "one_hot")
+LEAST_WARMUP = 20
+
+
+def sweep(iterations: dict[int, int], results: str) -> tuple[float, list[dict[str, int]]]:
+    """Wall seconds of the command, and (start, length) of each cell's samples in ns, in order."""
+    phases = ",".join(f"t{t}:{{tokens:{t},iterations:{n}}}" for t, n in iterations.items())
+    command = [
+        *(sys.executable, "-m", "ep_ray.sweep", "+exp=quickstart", "measure=[a2a]"),
+        *(f"workload.ep=[{RANKS}]", f"workload.routing=[{','.join(ROUTINGS)}]"),
+        *(f"+workload.phases={{{phases}}}", "~workload.phases.decode", "~workload.phases.prefill"),
+        *(f"workload.max_warmup={LEAST_WARMUP}", "cluster.dashboard=false", f"results={results}"),
+    ]
+    start = time.monotonic()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
+    wall_s = time.monotonic() - start
+    if done.returncode:
+        sys.exit(f"the sweep failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+    (folder,) = Path(results).iterdir()
+    return wall_s, timed(folder)
+
+
+def timed(folder: Path) -> list[dict[str, int]]:
+    """When the samples of each trial were taken."""
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(folder / "trials.parquet")
+    rows = table.select(["timed_unix_ns", "timed_ns"]).to_pylist()
+    return sorted(rows, key=lambda row: row["timed_unix_ns"])
+
+
+def torchrun(iterations: dict[int, int]) -> float:
+    """Wall seconds of one process group per cell."""
+    start = time.monotonic()
+    for number in range(len(iterations) * len(ROUTINGS)):
+        tokens, count = list(iterations.items())[number % len(iterations)]
+        command = [
+            *(sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={RANKS}"),
+            *("--master-addr=127.0.0.1", "--master-port=0", __file__),
+            *("--cell", json.dumps([tokens, count])),
+        ]
+        subprocess.run(command, capture_output=True, timeout=300, check=True)
+    return time.monotonic() - start
+
+
+def cell(tokens: int, iterations: int) -> None:
+    """The plain script: dispatch, combine and the pair, a barrier before each."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    row = HIDDEN // 4 + HIDDEN // 128 + 2 * TOPK
+    sent, got = (torch.zeros(RANKS * tokens, row, dtype=torch.int32) for _ in "ab")
+    out, back = (torch.zeros(RANKS * tokens, HIDDEN // 2, dtype=torch.int32) for _ in "ab")
+    ways = ([(got, sent)], [(back, out)], [(got, sent), (back, out)])
+    for operations in ways:
+        samples = []
+        for _ in range(LEAST_WARMUP + iterations):
+            dist.barrier()
+            start = time.perf_counter_ns()
+            for target, source in operations:
+                dist.all_to_all_single(target, source)
+            samples.append(time.perf_counter_ns() - start)
+        print(statistics.median(samples[LEAST_WARMUP:]))
+    dist.destroy_process_group()
+
+
+def calibrated(seconds: float) -> dict[int, int]:
+    """Iterations per phase that give about `seconds` of measured time, from a short sweep."""
+    few = dict.fromkeys(TOKENS, 50)
+    with TemporaryDirectory() as results:
+        _, rows = sweep(few, results)
+    middle = statistics.median(row["timed_ns"] for row in rows) / 1e9
+    return dict.fromkeys(TOKENS, max(50, round(50 * seconds / middle)))
+
+
+def report(seconds: float, without_torchrun: bool) -> None:
+    iterations = calibrated(seconds)
+    with TemporaryDirectory() as results:
+        wall_s, rows = sweep(iterations, results)
+    measured_s = sum(row["timed_ns"] for row in rows) / 1e9
+    gaps = [
+        (after["timed_unix_ns"] - before["timed_unix_ns"] - before["timed_ns"]) / 1e6
+        for before, after in pairwise(rows)
+    ]
+    within_s = (rows[-1]["timed_unix_ns"] + rows[-1]["timed_ns"] - rows[0]["timed_unix_ns"]) / 1e9
+    print(f"{len(rows)} cells at EP{RANKS}, {iterations[1]} iterations; load average", end=" ")
+    print(f"{os.getloadavg()[0]:.1f}\n")
+    print("| | |\n|---|---|")
+    print(f"| gap between trials, median (largest) | {statistics.median(gaps):.0f} ms", end=" ")
+    print(f"({max(gaps):.0f} ms) |")
+    print(f"| measured time, all cells | {measured_s:.1f} s |")
+    print(f"| first sample to last | {within_s:.1f} s, {within_s / measured_s:.2f} x measured |")
+    print(f"| whole command | {wall_s:.1f} s, {wall_s / measured_s:.2f} x measured |")
+    if not without_torchrun:
+        by_hand_s = torchrun(iterations)
+        print(
+            f"| one torchrun per cell | {by_hand_s:.1f} s, {by_hand_s / wall_s:.1f} x the sweep |"
+        )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=1.5, help="measured time per cell")
+    parser.add_argument("--without-torchrun", action="store_true")
+    parser.add_argument("--cell", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.cell:
+        cell(*json.loads(asked.cell))
+    else:
+        report(asked.seconds, asked.without_torchrun)
