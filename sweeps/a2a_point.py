@@ -17,7 +17,7 @@ def spec_of(config: Config, trial: A2aTrial, device: DeviceKind) -> Spec:
     work = config.workload
     return Spec(
         ep=trial.ep,
-        tokens=trial.tokens,
+        tokens=trial.tokens // work.local_tp,
         hidden=work.hidden,
         experts=work.experts,
         topk=work.topk,
@@ -50,6 +50,7 @@ def procedure_of(config: Config, trial: A2aTrial) -> Procedure:
         check=work.check,
         masked_share=work.masked_share,
         tokens_per_rank=asked if isinstance(asked, str) else tuple(asked),
+        local_tp=work.local_tp,
         split=work.split,
         overlap_us=work.overlap_us,
         compat=trial.compat,

@@ -81,7 +81,11 @@ def same_all_to_all(row: AllToAllRow, trial: Trial) -> bool:
     """
     if trial.routing != "uniform" or trial.transport_status == "contradicted":
         return False
-    if trial.masked_share or trial.tokens_per_rank not in (None, "uniform"):
+    if (
+        trial.masked_share
+        or trial.tokens_per_rank not in (None, "uniform")
+        or trial.local_tp not in (None, 1)
+    ):
         return False
     return (row.workload, row.tokens, row.ep_size, row.backend, row.transport) == (
         trial.phase,

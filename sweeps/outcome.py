@@ -72,6 +72,7 @@ def _cell_columns(trial: Trial) -> dict[str, Any]:
             **{k: work[k] for k in ("hidden", "experts", "topk")},
             **{k: work[k] for k in ("dispatch_dtype", "combine_dtype", "compat", "masked_share")},
             "tokens_per_rank": str(work["tokens_per_rank"]),
+            "local_tp": work["local_tp"],
             "launch": trial.launch.name,
         }
     assert isinstance(trial, ServingTrial)

@@ -82,6 +82,8 @@ def _cell_name(config: Config, cell: Cell) -> str:
         parts.append(f"masked{work.masked_share:g}")
     if work.tokens_per_rank != "uniform":
         parts.append("ragged" if work.tokens_per_rank == "ragged" else "listed")
+    if work.local_tp > 1:
+        parts.append(f"tp{work.local_tp}")
     if cell.launch is LaunchKind.graph:
         parts.append(cell.launch.name)
     if work.compat is not None:

@@ -57,6 +57,7 @@ class Trial:
     compat: str | None
     masked_share: float | None
     tokens_per_rank: str | None
+    local_tp: int | None
 
     @property
     def label(self) -> str:
@@ -72,6 +73,7 @@ class Trial:
         words = [
             f"{self.masked_share:.0%} masked" if self.masked_share else "",
             f"{self.tokens_per_rank} tokens per rank" if self._uneven else "",
+            f"each {self.local_tp} ranks share them" if (self.local_tp or 1) > 1 else "",
             "CUDA graph" if self.launch == "graph" else "",
             "ranks share a GPU" if self.shared_gpu else "",
             f"measured as {self.compat} does" if self.compat else "",

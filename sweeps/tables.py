@@ -12,7 +12,7 @@ SCHEMA_VERSION = "1"
 
 ADDED_LATER = frozenset(
     {"tags", "launch", "compat", "masked_share", "tokens_per_rank", "routing_digest"}
-    | {"statistic", "loop", "timed_unix_ns", "timed_ns"}
+    | {"statistic", "loop", "timed_unix_ns", "timed_ns", "local_tp"}
 )
 """Columns that folders of this version may lack: they were written before there was such a thing,
 and read as null."""
@@ -69,6 +69,7 @@ TRIALS = _schema(
     ("compat", pa.string()),  # whose way of measuring; null is the project's own
     ("masked_share", pa.float64()),
     ("tokens_per_rank", pa.string()),  # uniform | ragged | a list
+    ("local_tp", pa.int32()),  # ranks that share `tokens`; 1 where none do
     ("routing_digest", pa.string()),  # SHA-256 of the routing file; null without one
     ("timed_unix_ns", pa.int64()),  # when rank 0 began its first sample
     ("timed_ns", pa.int64()),  # from there to the end of its last one

@@ -38,17 +38,20 @@ def _one(
     if procedure.routing is RoutingKind.file:
         routing = _read(spec, procedure, rank, iteration, table)
     else:
-        routing = draw(
+        group, place = divmod(rank, procedure.local_tp)
+        batch = draw(
             procedure.routing,
             seed=procedure.seed,
-            rank=rank,
+            rank=group,
             iteration=iteration,
-            tokens=spec.tokens,
+            tokens=spec.tokens * procedure.local_tp,
             experts=spec.experts,
             topk=spec.topk,
             ep=spec.ep,
             exponent=procedure.zipf_exponent,
         )
+        share = slice(place, None, procedure.local_tp)
+        routing = Routing(batch.topk_idx[share], batch.weights[share])
     shortened = Routing(routing.topk_idx[:tokens], routing.weights[:tokens])
     return _mask(shortened, procedure, rank, iteration)
 

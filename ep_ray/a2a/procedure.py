@@ -24,6 +24,7 @@ class Procedure:
         check: Whether correctness is checked before timing.
         masked_share: Chance that a choice is masked.
         tokens_per_rank: `uniform`, `ragged`, or one number per rank.
+        local_tp: Neighbouring ranks that share one batch, each with an equal part of it.
         split: Whether send and receive are timed apart, where the backend separates them.
         overlap_us: Length of the matmul between send and receive, or None for no such operation.
         compat: Whose way of measuring is followed; None is the project's own.
@@ -39,6 +40,7 @@ class Procedure:
     check: bool = True
     masked_share: float = 0.0
     tokens_per_rank: str | tuple[int, ...] = "uniform"
+    local_tp: int = 1
     split: bool = True
     overlap_us: float | None = None
     compat: CompatKind | None = None

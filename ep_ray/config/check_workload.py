@@ -47,6 +47,7 @@ def check_workload(config: Config) -> Iterator[str]:
         yield from _ep_size(config, ep)
     yield from _routing(config)
     yield from _lengths(config)
+    yield from _local_tp(config)
     yield from _ways(config)
 
 
@@ -92,6 +93,28 @@ def _lengths(config: Config) -> Iterator[str]:
     least = min((phase.tokens for phase in work.phases.values()), default=0)
     if any(not 0 <= n <= least for n in asked):
         yield f"`workload.tokens_per_rank={asked}`: each from 0 to a phase's tokens, {least}"
+
+
+def _local_tp(config: Config) -> Iterator[str]:
+    work = config.workload
+    size = work.local_tp
+    if size < 1:
+        yield f"`workload.local_tp={size}`: at least 1, where no ranks share tokens"
+        return
+    if size > 1 and work.tokens_per_rank != "uniform":
+        yield (
+            f"`workload.local_tp={size}` with workload.tokens_per_rank={work.tokens_per_rank}: "
+            "ranks that share a batch have equal parts of it; set tokens_per_rank=uniform"
+        )
+    for ep in work.ep:
+        if ep % size:
+            yield f"`workload.local_tp={size}` does not divide EP{ep} into groups"
+    for name, phase in work.phases.items():
+        if phase.tokens % size:
+            yield (
+                f"`workload.local_tp={size}` does not divide the {phase.tokens} tokens of "
+                f"workload.phases.{name}"
+            )
 
 
 def _ways(config: Config) -> Iterator[str]:

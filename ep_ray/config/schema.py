@@ -186,6 +186,8 @@ class Workload:
         masked_share: Chance that a choice is masked (expert -1, weight 0).
         tokens_per_rank: `uniform`: each rank sends the phase's tokens; `ragged`: 0 to that many,
             drawn anew for each rank and routing; or a list with one number per rank.
+        local_tp: Neighbouring ranks that share the phase's tokens, as tensor parallelism inside
+            a group does (pplx-garden's `dp_size`): each sends its share of them, once.
         launch: How operations are launched.
         compat: Measures as another project's benchmark does; null is the project's own way.
         split: Whether send and receive are timed apart, where the backend separates them.
@@ -209,6 +211,7 @@ class Workload:
     routing_file: str | None = None
     masked_share: float = 0.0
     tokens_per_rank: Any = "uniform"
+    local_tp: int = 1
     launch: list[LaunchKind] = field(default_factory=lambda: [LaunchKind.eager])
     compat: CompatKind | None = None
     split: bool = True

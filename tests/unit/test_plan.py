@@ -193,6 +193,7 @@ CHANGES_A2A = [
     {"workload__routing_file": "choices.npy"},
     {"workload__masked_share": 0.1},
     {"workload__tokens_per_rank": "ragged"},
+    {"workload__local_tp": 2},
     {"workload__compat": s.CompatKind.nccl_tests},
     {"workload__split": True},
     {"workload__overlap_us": 50.0},

@@ -146,3 +146,17 @@ def test_a_capacity_that_overflows_is_an_error_on_every_rank(
     answers = pool.outcomes(4, "received_rows", spec(4), rule, options)
     for _, error in answers:
         assert "sends 96 rows to rank 0, more than `backend.options.capacity=95`" in str(error)
+
+
+def test_ranks_of_a_local_tp_group_share_one_batch(spec: Any) -> None:
+    whole = draw_pool(spec(1, tokens=8), Procedure(1, seed=3), 1)
+    shares = [draw_pool(spec(1, tokens=4), Procedure(1, seed=3, local_tp=2), r) for r in (2, 3)]
+    for routing, *parts in zip(whole, *shares, strict=False):
+        for place, part in enumerate(parts):
+            assert part.topk_idx.tolist() == routing.topk_idx[place::2].tolist()
+            assert part.weights.tolist() == routing.weights[place::2].tolist()
+
+
+def test_a_local_tp_group_passes_the_check(pool: Any, spec: Any, procedure: Any) -> None:
+    results = pool.call(4, "trial", spec(4), procedure(local_tp=2), {}, None)
+    assert [result.error for result in results] == [None] * 4
