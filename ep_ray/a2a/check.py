@@ -64,13 +64,22 @@ def check(
     faults = []
     zeros = torch.zeros(spec.tokens, spec.hidden, device=device)
     launch = launch or Launch(backend, payload(backend, spec, zeros))
-    for number, routing in enumerate(pool[:2]):
-        found = _check_routing(backend, spec, group, device, routing, number, launch)
+    checked = pool[:2]
+    everyone = gather([full_length(routing, spec.tokens) for routing in checked], group, device)
+    for number, routing in enumerate(checked):
+        found = _check_routing(
+            backend, spec, group, device, routing, everyone[number], number, launch
+        )
         faults += [f"routing {number}: {fault}" for fault in found]
-    return _from_all_ranks(faults, group)
+    return _from_all_ranks(faults, group, device)
 
 
-def _from_all_ranks(faults: list[str], group: ProcessGroup) -> list[str]:
+def _from_all_ranks(faults: list[str], group: ProcessGroup, device: torch.device) -> list[str]:
+    # One number first: nearly always there are none, and every trial waits for this.
+    count = torch.tensor([len(faults)], device=device)
+    dist.all_reduce(count, group=group)
+    if not int(count):
+        return []
     gathered: list[list[str]] = [[] for _ in range(dist.get_world_size(group))]
     dist.all_gather_object(gathered, faults, group=group)
     return [f"rank {rank}, {fault}" for rank, of in enumerate(gathered) for fault in of]
@@ -82,11 +91,11 @@ def _check_routing(
     group: ProcessGroup,
     device: torch.device,
     routing: Routing,
+    everyone: Gathered,
     number: int,
     launch: Launch,
 ) -> list[str]:
     rank, sent = dist.get_rank(group), len(routing.topk_idx)
-    everyone = gather(full_length(routing, spec.tokens), group, device)
     rows = encode(torch.full((spec.tokens,), rank), torch.arange(spec.tokens), number, spec.hidden)
     backend.poison()
     launch.load(routing, payload(backend, spec, rows.to(device)))
@@ -118,16 +127,17 @@ def factors(experts: int) -> torch.Tensor:
     return 1.0 + torch.arange(experts, dtype=torch.float32) % 4
 
 
-def gather(routing: Routing, group: ProcessGroup, device: torch.device) -> Gathered:
-    """The routing of every rank, in rank order; collective."""
-
-    def stacked(mine: torch.Tensor) -> torch.Tensor:
-        mine = mine.to(device).contiguous()
-        parts = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-        dist.all_gather(parts, mine, group=group)
-        return torch.stack(parts).cpu()
-
-    return Gathered(stacked(routing.topk_idx).numpy(), stacked(routing.weights).numpy())
+def gather(
+    routings: Sequence[Routing], group: ProcessGroup, device: torch.device
+) -> list[Gathered]:
+    """Routings of equal length, each of every rank in rank order; collective, in one exchange."""
+    # Expert numbers and float32 weights are both exact in float64.
+    mine = torch.stack([torch.stack([r.topk_idx.double(), r.weights.double()]) for r in routings])
+    mine = mine.to(device)
+    parts = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, mine, group=group)
+    found = torch.stack(parts, dim=2).cpu().numpy()  # [routings, 2, R, T, K]
+    return [Gathered(idx.astype(np.int64), w.astype(np.float32)) for idx, w in found]
 
 
 def encode(rank: torch.Tensor, index: torch.Tensor, number: int, hidden: int) -> torch.Tensor:

@@ -79,12 +79,15 @@ class RowAllToAll(ABC):
         self._weights = torch.zeros(shape, dtype=torch.float32, device=self.device)
         self._slot = torch.full(shape, slots, dtype=torch.int64, device=self.device)
         self._work: dist.Work | None = None
+        # What `received` has read since `plan`, for the experts.
+        self._last: Received | None = None
 
     def _words(self, rows: int, words: int) -> torch.Tensor:
         # Written at once, so that no page is touched for the first time within the clock.
         return torch.empty(rows, words, dtype=torch.int32, device=self.device).fill_(0)
 
     def plan(self, topk_idx: torch.Tensor, weights: torch.Tensor) -> None:
+        self._last = None
         planned = len(topk_idx)
         self._topk[:planned].copy_(topk_idx)
         self._topk[planned:].fill_(-1)
@@ -150,7 +153,7 @@ class RowAllToAll(ABC):
         return torch.where(here, ids, -1)
 
     def apply_experts(self, factors: torch.Tensor) -> None:
-        got = self._read()
+        got = self._last or self._read()
         assert got.weights is not None
         factor = factors.to(self.device)[got.topk_idx.clamp(min=0)]
         share = (torch.where(got.topk_idx >= 0, factor, 0.0) * got.weights).sum(1, keepdim=True)
@@ -158,7 +161,8 @@ class RowAllToAll(ABC):
         out[self._filled()] = (got.rows * share).to(torch.bfloat16)
 
     def received(self) -> Received:
-        return self._read()
+        self._last = self._read()
+        return self._last
 
     def _read(self) -> Received:
         recv = self._recv[self._filled()]

@@ -125,6 +125,7 @@ class IgnoresWeights(GlooBackend):
     def apply_experts(self, factors: torch.Tensor) -> None:
         _, weights = self._metadata(self._recv[: sum(self._got)])
         weights.fill_(1 / self.spec.topk)
+        self._last = None  # what was read before it changed
         super().apply_experts(factors)
 
 
@@ -191,7 +192,7 @@ def wire(spec: Spec, procedure: Procedure, options: dict[str, Any]) -> dict[str,
     backend.setup(spec, group, CPU)
     launch = Launch(backend, payload(backend, spec, torch.ones(spec.tokens, spec.hidden)))
     launch.load(routing)
-    declared = backend.wire_bytes(gather(routing, group, CPU).topk_idx)
+    declared = backend.wire_bytes(gather([routing], group, CPU)[0].topk_idx)
     with Counting(rank, spec.ep) as dispatch:
         launch.call("dispatch")()
     with Counting(rank, spec.ep) as combine:
