@@ -6,10 +6,19 @@ from collections.abc import Iterator, Sequence
 from importlib import metadata, util
 from pathlib import Path
 
+from ep_ray.a2a.routing_file import read_routing
 from ep_ray.address import LOOPBACK
 from ep_ray.config.check import arms_of
 from ep_ray.config.errors import ConfigError
-from ep_ray.config.schema import Arm, ArmKind, Config, DeviceKind, RouterPolicy, TransportKind
+from ep_ray.config.schema import (
+    Arm,
+    ArmKind,
+    Config,
+    DeviceKind,
+    RouterPolicy,
+    RoutingKind,
+    TransportKind,
+)
 from ep_ray.inventory import Machine
 from ep_ray.layout import gpus_per_server, servers
 from serving.attached import AttachError, attach
@@ -66,6 +75,7 @@ def check_feasible(
         problems += _gpus(trials, machines, config.cluster.ranks_per_gpu)
     problems += _backends(backends, config.against.skip_unavailable)
     problems += _software(config, trials, device)
+    problems += _routing_file(config, trials)
     problems += _ports(config, trials)
     if problems:
         raise ConfigError(
@@ -137,6 +147,15 @@ def _backends(backends: Reasons, skip: bool) -> Iterator[str]:
             f"  against.skip_unavailable=true measures the others ({', '.join(able)}) and records "
             "why these were left out"
         )
+
+
+def _routing_file(config: Config, trials: Sequence[Trial]) -> Iterator[str]:
+    work = config.workload
+    if any(isinstance(t, A2aTrial) and t.routing is RoutingKind.file for t in trials):
+        try:
+            read_routing(work.routing_file or "", work.experts, work.topk)
+        except ValueError as error:
+            yield str(error)
 
 
 def _software(config: Config, trials: Sequence[Trial], device: DeviceKind) -> Iterator[str]:

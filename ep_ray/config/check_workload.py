@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ep_ray.a2a.rows import SCALE_BLOCK
 from ep_ray.config.schema import (
     Backend,
     Config,
     DeviceKind,
-    Dtype,
     LaunchKind,
     RoutingKind,
 )
@@ -30,10 +30,11 @@ def check_workload(config: Config) -> Iterator[str]:
     work = config.workload
     if not 1 <= work.topk <= work.experts:
         yield f"`workload.topk={work.topk}`: from 1 to workload.experts={work.experts}"
-    if work.dispatch_dtype is Dtype.fp8 and work.hidden % 128:
+    if work.hidden < SCALE_BLOCK or work.hidden % SCALE_BLOCK:
+        near = max(SCALE_BLOCK, round(work.hidden / SCALE_BLOCK) * SCALE_BLOCK)
         yield (
-            f"`workload.hidden={work.hidden}` with FP8: one scale per 128 columns needs a "
-            "multiple of 128; or set workload.dispatch_dtype=bf16"
+            f"`workload.hidden={work.hidden}`: a multiple of {SCALE_BLOCK}, the columns that share "
+            f"one scale, for example {near}"
         )
     for name, phase in work.phases.items():
         if phase.tokens < 1 or phase.iterations < 1:

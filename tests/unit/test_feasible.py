@@ -198,6 +198,15 @@ def test_a_probe_sees_the_environment_of_the_transport(tmp_path, monkeypatch):
     assert "NCCL_NET_PLUGIN is" not in str(backend_reasons(plan(config, CPU), CPU, ()))
 
 
+def test_a_routing_file_that_cannot_be_read_ends_the_sweep(tmp_path):
+    config = copy.deepcopy(composed("+exp=quickstart"))
+    config.measure = [s.Measure.a2a]
+    config.workload.routing = [s.RoutingKind.file]
+    config.workload.routing_file = str(tmp_path / "none.npy")
+    with pytest.raises(ConfigError, match=r"workload\.routing_file=.*no such file"):
+        check_feasible(config, plan(config, CPU), CPU, [machine("a", 0)], {})
+
+
 def test_a_model_that_is_not_here_is_not_fetched():
     config = copy.deepcopy(composed("+exp=quickstart"))
     config.measure = [s.Measure.serving]

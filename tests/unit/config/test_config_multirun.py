@@ -88,7 +88,7 @@ def test_the_command_line_wins_over_the_experiments_own_sweep(folder):
 def test_a_wrong_point_of_the_experiments_own_sweep(folder):
     with pytest.raises(ConfigError) as caught:
         compose_all(["+exp=mine", "workload.hidden=512,130"], False, folder)
-    assert "`workload.hidden=130` with FP8" in str(caught.value)
+    assert "`workload.hidden=130`: a multiple of 128" in str(caught.value)
     assert "searchpath" not in str(caught.value)
 
 
