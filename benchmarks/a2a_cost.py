@@ -1,6 +1,6 @@
 """What a sweep costs beside what it measures: 24 all-to-all cells at EP4 over gloo.
 
-    python benchmarks/a2a_cost.py [--seconds 1.5] [--without-torchrun]
+    python benchmarks/a2a_cost.py [--seconds 1.5] [--torchruns 24]
 
 1. The gap between the end of one trial's last sample and the start of the next one's first, on warm
    ranks: reading logs and counters, writing rows, drawing and planning routings, the correctness
@@ -56,18 +56,19 @@ def timed(folder: Path) -> list[dict[str, int]]:
     return sorted(rows, key=lambda row: row["timed_unix_ns"])
 
 
-def torchrun(iterations: dict[int, int]) -> float:
-    """Wall seconds of one process group per cell."""
+def torchrun(iterations: dict[int, int], runs: int) -> float:
+    """Wall seconds of one process group per cell, from the first `runs` of them."""
     start = time.monotonic()
-    for number in range(len(iterations) * len(ROUTINGS)):
+    for number in range(runs):
         tokens, count = list(iterations.items())[number % len(iterations)]
         command = [
             *(sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={RANKS}"),
-            *("--master-addr=127.0.0.1", "--master-port=0", __file__),
+            *("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", __file__),
             *("--cell", json.dumps([tokens, count])),
         ]
-        subprocess.run(command, capture_output=True, timeout=300, check=True)
-    return time.monotonic() - start
+        env = os.environ | {"GLOO_SOCKET_IFNAME": "lo"}
+        subprocess.run(command, capture_output=True, timeout=300, check=True, env=env)
+    return (time.monotonic() - start) * len(TOKENS) * len(ROUTINGS) / runs
 
 
 def cell(tokens: int, iterations: int) -> None:
@@ -102,7 +103,7 @@ def calibrated(seconds: float) -> dict[int, int]:
     return dict.fromkeys(TOKENS, max(50, round(50 * seconds / middle)))
 
 
-def report(seconds: float, without_torchrun: bool) -> None:
+def report(seconds: float, torchruns: int) -> None:
     iterations = calibrated(seconds)
     with TemporaryDirectory() as results:
         wall_s, rows = sweep(iterations, results)
@@ -120,20 +121,23 @@ def report(seconds: float, without_torchrun: bool) -> None:
     print(f"| measured time, all cells | {measured_s:.1f} s |")
     print(f"| first sample to last | {within_s:.1f} s, {within_s / measured_s:.2f} x measured |")
     print(f"| whole command | {wall_s:.1f} s, {wall_s / measured_s:.2f} x measured |")
-    if not without_torchrun:
-        by_hand_s = torchrun(iterations)
-        print(
-            f"| one torchrun per cell | {by_hand_s:.1f} s, {by_hand_s / wall_s:.1f} x the sweep |"
-        )
+    if torchruns:
+        by_hand_s = torchrun(iterations, torchruns)
+        scaled = "" if torchruns == len(rows) else f" (scaled from {torchruns} of them)"
+        ratio = by_hand_s / wall_s
+        print(f"| one torchrun per cell | {by_hand_s:.1f} s{scaled}, {ratio:.1f} x the sweep |")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=1.5, help="measured time per cell")
-    parser.add_argument("--without-torchrun", action="store_true")
+    most = len(TOKENS) * len(ROUTINGS)
+    parser.add_argument(
+        "--torchruns", type=int, default=most, help="cells run by hand; fewer are scaled up"
+    )
     parser.add_argument("--cell", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.cell:
         cell(*json.loads(asked.cell))
     else:
-        report(asked.seconds, asked.without_torchrun)
+        report(asked.seconds, asked.torchruns)
