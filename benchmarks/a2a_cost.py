@@ -15,10 +15,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -67,8 +69,19 @@ def torchrun(iterations: dict[int, int], runs: int) -> float:
             *("--cell", json.dumps([tokens, count])),
         ]
         env = os.environ | {"GLOO_SOCKET_IFNAME": "lo"}
-        subprocess.run(command, capture_output=True, timeout=300, check=True, env=env)
+        run_alone(command, env)
     return (time.monotonic() - start) * len(TOKENS) * len(ROUTINGS) / runs
+
+
+def run_alone(command: list[str], env: dict[str, str]) -> None:
+    """Runs a command in a session of its own; ranks do not outlive it, whatever happens."""
+    process = subprocess.Popen(command, env=env, start_new_session=True, stdout=subprocess.DEVNULL)
+    try:
+        if process.wait(timeout=300):
+            sys.exit(f"torchrun ended with {process.returncode}")
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def cell(tokens: int, iterations: int) -> None:
