@@ -34,26 +34,34 @@ def draw_pool(
 def _one(
     spec: Spec, procedure: Procedure, rank: int, iteration: int, table: NDArray[np.int64] | None
 ) -> Routing:
+    group, place = divmod(rank, procedure.local_tp)
+    batch = _batch(spec, procedure, group, iteration, table)
     tokens = _length(spec, procedure, rank, iteration)
+    mine = slice(place, place + tokens * procedure.local_tp, procedure.local_tp)
+    routing = Routing(batch.topk_idx[mine], batch.weights[mine])
+    return _mask(routing, procedure, rank, iteration)
+
+
+def _batch(
+    spec: Spec, procedure: Procedure, group: int, iteration: int, table: NDArray[np.int64] | None
+) -> Routing:
+    """What the ranks of a group send together: every n-th token each, with n ranks."""
+    tokens = spec.tokens * procedure.local_tp
     if procedure.routing is RoutingKind.file:
-        routing = _read(spec, procedure, rank, iteration, table)
-    else:
-        group, place = divmod(rank, procedure.local_tp)
-        batch = draw(
-            procedure.routing,
-            seed=procedure.seed,
-            rank=group,
-            iteration=iteration,
-            tokens=spec.tokens * procedure.local_tp,
-            experts=spec.experts,
-            topk=spec.topk,
-            ep=spec.ep,
-            exponent=procedure.zipf_exponent,
-        )
-        share = slice(place, None, procedure.local_tp)
-        routing = Routing(batch.topk_idx[share], batch.weights[share])
-    shortened = Routing(routing.topk_idx[:tokens], routing.weights[:tokens])
-    return _mask(shortened, procedure, rank, iteration)
+        groups = spec.ep // procedure.local_tp
+        rng = np.random.default_rng([procedure.seed, group, iteration])
+        return _read(rng, (iteration * groups + group) * tokens, tokens, spec.topk, table)
+    return draw(
+        procedure.routing,
+        seed=procedure.seed,
+        rank=group,
+        iteration=iteration,
+        tokens=tokens,
+        experts=spec.experts,
+        topk=spec.topk,
+        ep=spec.ep,
+        exponent=procedure.zipf_exponent,
+    )
 
 
 def _length(spec: Spec, procedure: Procedure, rank: int, iteration: int) -> int:
@@ -78,17 +86,14 @@ def _mask(routing: Routing, procedure: Procedure, rank: int, iteration: int) -> 
 
 
 def _read(
-    spec: Spec, procedure: Procedure, rank: int, iteration: int, table: NDArray[np.int64] | None
+    rng: np.random.Generator, first: int, tokens: int, topk: int, table: NDArray[np.int64] | None
 ) -> Routing:
-    """The next T rows of the table: ranks, then iterations, each take their own, and wrap."""
+    """Rows of the table from `first` on: groups, then iterations, take their own, and wrap."""
     if table is None:
         raise ValueError("routing `file` needs `workload.routing_file`")
-    first = (iteration * spec.ep + rank) * spec.tokens
-    rows = (first + np.arange(spec.tokens)) % len(table)
-    rng = np.random.default_rng([procedure.seed, rank, iteration])
+    rows = (first + np.arange(tokens)) % len(table)
     idx = torch.from_numpy(table[rows].astype(np.int64))
-    weights = draw_weights(rng, spec.tokens, spec.topk).masked_fill(idx < 0, 0.0)
-    return Routing(idx, weights)
+    return Routing(idx, draw_weights(rng, tokens, topk).masked_fill(idx < 0, 0.0))
 
 
 def full_length(routing: Routing, tokens: int) -> Routing:

@@ -157,6 +157,16 @@ def test_ranks_of_a_local_tp_group_share_one_batch(spec: Any) -> None:
             assert part.weights.tolist() == routing.weights[place::2].tolist()
 
 
+def test_a_local_tp_group_shares_a_batch_of_a_file_too(spec: Any) -> None:
+    table = np.arange(4 * 64).reshape(64, 4) % 32
+    rule = Procedure(1, routing=RoutingKind.file, local_tp=2)
+    pools = [draw_pool(spec(4, tokens=3), rule, rank, table) for rank in range(4)]
+    for iteration in range(2):
+        for rank, pool in enumerate(pools):
+            first = (iteration * 2 + rank // 2) * 6 + rank % 2
+            assert pool[iteration].topk_idx.tolist() == table[first : first + 6 : 2].tolist()
+
+
 def test_a_local_tp_group_passes_the_check(pool: Any, spec: Any, procedure: Any) -> None:
     results = pool.call(4, "trial", spec(4), procedure(local_tp=2), {}, None)
     assert [result.error for result in results] == [None] * 4
