@@ -103,7 +103,7 @@ def ours_us(compat: CompatKind | None, iterations: int, fabric: Any) -> dict[str
     assert result.error is None, result.error
     samples: list[Any] = [None] * RANKS
     dist.all_gather_object(samples, result.samples)
-    headline = statistic(compat.name if compat else None).of
+    headline = statistic(compat).of
     return {op: headline(concat(samples), op) / 1e3 for op in OPS}
 
 

@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import ray
@@ -185,6 +186,16 @@ def _absolute_python_path() -> None:
         paths.append(checkout)
     if paths:
         os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+
+
+def on_node(function: Any, node_id: str) -> Any:
+    """`function` as a task on one node that sees all its GPUs; `.remote(...)` calls it."""
+    pin = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    # A task without GPUs would see none: the environment keeps Ray from hiding them.
+    env = {NOSET: "1", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    return ray.remote(function).options(
+        num_cpus=0, max_retries=0, scheduling_strategy=pin, runtime_env={"env_vars": env}
+    )
 
 
 def _node(info: dict[str, str]) -> Node:

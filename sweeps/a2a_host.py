@@ -21,7 +21,7 @@ from ep_ray.proof import counter_evidence, link_evidence
 from ep_ray.session import NOSET
 from ep_ray.transport import PEER, evidence_in_log, transport_env
 from ep_ray.watchdog import TrialError, kill_all, stacks, wait_all
-from sweeps.a2a_point import procedure_of, refuse, shares_gpu, spec_of, table_of
+from sweeps.a2a_point import procedure_of, read_table, refuse, shares_gpu, spec_of
 from sweeps.outcome import Outcome, what_ran
 from sweeps.prove import prove
 from sweeps.trial import A2aTrial
@@ -68,7 +68,7 @@ class A2aHost:
             TrialError: Timeout, crash, an error of a rank, or what was asked cannot be.
         """
         refuse(self._config, trial, self._device)
-        self._load_table(trial)
+        self._table_of(trial)  # a file that has gone ends no ranks
         try:
             ranks = self._ready(trial)
             return self._measure(trial, ranks)
@@ -85,9 +85,14 @@ class A2aHost:
         ray.wait(leaving, num_returns=len(leaving), timeout=self._config.deadlines.teardown_s)
         return self._kill()
 
-    def _load_table(self, trial: A2aTrial) -> None:
-        if self._table is None and (table := table_of(self._config, trial)):
+    def _table_of(self, trial: A2aTrial) -> tuple[Any, str | None]:
+        """The real choices in Ray's object store, and their digest; read once."""
+        if trial.routing is not RoutingKind.file:
+            return None, None
+        if self._table is None:
+            table = read_table(self._config)
             self._table = ray.put(table.topk_idx), table.digest
+        return self._table
 
     def _ready(self, trial: A2aTrial) -> _Ranks:
         ranks = self._ranks or self._start(trial)
@@ -147,11 +152,10 @@ class A2aHost:
         actors = ranks.actors[: trial.ep]
         spec = spec_of(self._config, trial, self._device)
         procedure, backend = procedure_of(self._config, trial), trial.backend
-        reads = trial.routing is RoutingKind.file and self._table is not None
-        table = self._table[0] if reads and self._table else None
+        table, digest = self._table_of(trial)
         with self._observer.watch():
             runs = [
-                actor.measure.remote(spec, procedure, backend.name, backend.options, table)
+                actor.run.remote(spec, procedure, backend.name, backend.options, table)
                 for actor in actors
             ]
             reports: list[Report] = wait_all(
@@ -163,7 +167,7 @@ class A2aHost:
         outcome.rows["operations"] = [] if errors else results[0].operations
         outcome.rows["samples"] = _samples(results)
         outcome.facts |= {
-            "routing_digest": self._table[1] if reads and self._table else None,
+            "routing_digest": digest,
             "timed_unix_ns": results[0].timed_unix_ns,
             "timed_ns": results[0].timed_ns,
         }

@@ -6,7 +6,7 @@ from ep_ray.a2a.procedure import Procedure
 from ep_ray.a2a.routing_file import RoutingTable, read_routing
 from ep_ray.backends import registry
 from ep_ray.backends.base import Spec
-from ep_ray.config.schema import Config, DeviceKind, LaunchKind, RoutingKind
+from ep_ray.config.schema import Config, DeviceKind, LaunchKind
 from ep_ray.watchdog import TrialError
 from sweeps.outcome import UNAVAILABLE
 from sweeps.trial import A2aTrial
@@ -72,15 +72,13 @@ def refuse(config: Config, trial: A2aTrial, device: DeviceKind) -> None:
         raise TrialError(status, f"{trial.arm} cannot run this: " + "; ".join(reasons))
 
 
-def table_of(config: Config, trial: A2aTrial) -> RoutingTable | None:
+def read_table(config: Config) -> RoutingTable:
     """The choices that `file` routing reads, on the driver's machine.
 
     Raises:
         TrialError: The file cannot be used.
     """
     work = config.workload
-    if trial.routing is not RoutingKind.file:
-        return None
     try:
         return read_routing(work.routing_file or "", work.experts, work.topk)
     except ValueError as error:

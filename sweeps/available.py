@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
-
-import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ep_ray.backends import registry
 from ep_ray.config.schema import Backend, DeviceKind
-from ep_ray.session import NOSET, Node
+from ep_ray.session import Node, on_node
 from ep_ray.watchdog import wait_all
 from sweeps.trial import A2aTrial, Trial
 
@@ -34,11 +30,15 @@ def backend_reasons(trials: Iterable[Trial], device: DeviceKind, nodes: Sequence
     """
     arms = {t.arm: (t.backend, t.transport.env) for t in trials if isinstance(t, A2aTrial)}
     if not nodes:
-        return {arm: probe(*asked) for arm, asked in arms.items()}
+        return _probe_all(arms)
     hosts = [n for n in nodes if n.machine.gpus or device is DeviceKind.cpu]
-    refs = [_on_node(node).remote(arms) for node in hosts]
+    refs = [on_node(_probe_all, node.node_id).remote(arms) for node in hosts]
     found: list[Reasons] = wait_all(refs, _PROBE_S, "probing the backends on the nodes")
-    return {arm: _of_all(arm, hosts, found) for arm in arms}
+    names = [node.machine.hostname for node in hosts]
+    return {
+        arm: merged([(name, of[arm]) for name, of in zip(names, found, strict=True)])
+        for arm in arms
+    }
 
 
 def probe(backend: Backend, env: Mapping[str, str]) -> list[str]:
@@ -51,27 +51,21 @@ def probe(backend: Backend, env: Mapping[str, str]) -> list[str]:
         return [f"its adapter fails: {type(error).__name__}: {error}"]
 
 
-def _of_all(arm: str, nodes: Sequence[Node], found: Sequence[Reasons]) -> list[str]:
-    """Reasons of all nodes, each with the nodes that have it."""
+def merged(found: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
+    """Reasons of several hosts, each once; with its hosts where not all have it.
+
+    Args:
+        found: Host and its reasons.
+    """
     where: dict[str, list[str]] = {}
-    for node, reasons in zip(nodes, found, strict=True):
-        for reason in reasons[arm]:
-            where.setdefault(reason, []).append(node.machine.hostname)
-    everywhere = len(nodes)
+    for host, reasons in found:
+        for reason in reasons:
+            where.setdefault(reason, []).append(host)
     return [
-        reason if len(hosts) == everywhere else f"{reason} (on {', '.join(hosts)})"
+        reason if len(hosts) == len(found) else f"{', '.join(hosts)}: {reason}"
         for reason, hosts in where.items()
     ]
 
 
 def _probe_all(arms: Mapping[str, tuple[Backend, Mapping[str, str]]]) -> Reasons:
     return {arm: probe(*asked) for arm, asked in arms.items()}
-
-
-def _on_node(node: Node) -> Any:
-    pin = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
-    # A task without GPUs would see none: the environment keeps Ray from hiding them.
-    env = {NOSET: "1", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-    return ray.remote(_probe_all).options(
-        num_cpus=0, max_retries=0, scheduling_strategy=pin, runtime_env={"env_vars": env}
-    )

@@ -11,10 +11,7 @@ from typing import Any
 from ep_ray.config.check import arms_of, requests_of, router_of, transport_of
 from ep_ray.config.schema import Arm, Config, DeviceKind, Measure, RouterPolicy, Transport
 from sweeps.plan_a2a import a2a_trials
-from sweeps.trial import A2aTrial as A2aTrial
-from sweeps.trial import ServingTrial as ServingTrial
-from sweeps.trial import Side, dump, identity, mirrored, without
-from sweeps.trial import Trial as Trial
+from sweeps.trial import ServingTrial, Side, Trial, dump, identity, mirrored, without
 
 # Keys of an arm and of a load that leave the result as it is, or that count in another form.
 _NEUTRAL_ARM = (

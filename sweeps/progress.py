@@ -26,8 +26,8 @@ class Progress:
         self._value = Gauge(
             "ep_ray_last_value", "Headline of the last trial", (*keys, "arm", "what")
         )
-        self._counts = {"planned": total, "ok": 0, "failed": 0, "timeout": 0, "crash": 0}
-        self._counts[UNAVAILABLE] = 0
+        states = ("ok", "failed", "timeout", "crash", UNAVAILABLE)
+        self._counts = {"planned": total, **dict.fromkeys(states, 0)}
         self._publish()
 
     def begin(self, trial_id: str) -> None:

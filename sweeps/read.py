@@ -80,12 +80,11 @@ def _read(path: Path, schema: pa.Schema) -> pa.Table:
         ) from error
     _require_version(path, table.schema)
     absent = [name for name in schema.names if name not in table.schema.names]
-    for name in absent:
-        if name in ADDED_LATER:
-            table = table.append_column(name, pa.nulls(len(table), schema.field(name).type))
     missing = [name for name in absent if name not in ADDED_LATER]
     if missing:
         raise ResultsError(f"'{path}' lacks the columns {', '.join(missing)}: it is incomplete.")
+    for name in absent:
+        table = table.append_column(name, pa.nulls(len(table), schema.field(name).type))
     return table.select(schema.names).cast(schema)
 
 

@@ -95,7 +95,7 @@ class Runner:
         started_ns = time.time_ns()
         outcome: Outcome
         try:
-            if reasons := self._backends.get(trial.arm):
+            if isinstance(trial, A2aTrial) and (reasons := self._backends.get(trial.arm)):
                 outcome = Outcome(status=UNAVAILABLE, error="\n".join(reasons))
             else:
                 outcome = host.run(trial)

@@ -96,7 +96,9 @@ class Sweep:
         self._session.start()
         self._session.check_ports(ports_of(config, trials))
         self._announce(config, len(todo), len(trials))
-        reasons = self._reasons(config, todo, device)
+        # Without skipping, none of them would have been let in.
+        skip = config.against.skip_unavailable
+        reasons = self._reasons(config, todo, device) if skip else {}
         with Runner(config, device, self._store, len(todo), reasons) as runner:
             for _, block in groupby(todo, key=lambda trial: trial.block):
                 runner.run_block(list(block))

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch.distributed import ProcessGroup
 
 from ep_ray.a2a import compat, facts, neutral
-from ep_ray.a2a.check import check, payload
-from ep_ray.a2a.launch import Call, Launch, make_launch
+from ep_ray.a2a.check import blank, check, payload
+from ep_ray.a2a.launch import Launch, make_launch
 from ep_ray.a2a.links import Fabric, measure_fabric
 from ep_ray.a2a.measured import Measured
 from ep_ray.a2a.overlap import Work
@@ -52,10 +52,9 @@ def run_trial(
     backend.setup(spec, group, device)
     timer = make_timer(group, device, fabric.shared_clock)
     work = None if procedure.overlap_us is None else Work(procedure.overlap_us, timer, group)
-    tokens = _tokens(spec, backend, device)
-    launch = make_launch(spec, backend, tokens, pool[0], group, work)
+    launch = make_launch(spec, backend, blank(backend, spec, device), pool[0], group, work)
     try:
-        result = _run_checked(spec, procedure, backend, launch, timer, pool, work, fabric)
+        result = _run_checked(spec, procedure, backend, launch, timer, pool, fabric)
     finally:
         launch.close()
     # Not in the `finally`: destroying is collective, and after an exception on one rank it would
@@ -78,7 +77,6 @@ def _run_checked(
     launch: Launch,
     timer: Timer,
     pool: list[Routing],
-    work: Call | None,
     fabric: Fabric,
 ) -> TrialResult:
     group, device = timer.group, timer.device
@@ -89,7 +87,7 @@ def _run_checked(
     used = pool[:1] if procedure.compat in compat.FIXED_ROUTING else pool
     routings = on_device(used, device)
     began_unix_ns, began = time.time_ns(), time.perf_counter_ns()
-    measured = _time_all(procedure, backend, launch, timer, routings, work, spec)
+    measured = _time_all(spec, procedure, backend, launch, timer, routings)
     timed_ns = time.perf_counter_ns() - began
     pool_idx = facts.gather_pool(used, spec.tokens, group, device)
     # The same on every rank, and slow beside a trial: once is enough.
@@ -106,19 +104,18 @@ def _failure(faults: list[str]) -> str:
 
 
 def _time_all(
+    spec: Spec,
     procedure: Procedure,
     backend: Backend,
     launch: Launch,
     timer: Timer,
     pool: list[Routing],
-    work: Call | None,
-    spec: Spec,
 ) -> Measured:
     # A graph ends where its streams join: what it sends, it has also received.
     split = procedure.split and backend.capabilities.split and not spec.graph
     if procedure.compat is not None:
         return compat.measure(procedure, launch, timer, pool, split, spec.tokens <= 128)
-    wanted = neutral.runs(split, work is not None and backend.capabilities.split)
+    wanted = neutral.runs(split, launch.overlaps and backend.capabilities.split)
     return neutral.measure(procedure, launch, timer, pool, wanted)
 
 

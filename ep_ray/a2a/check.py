@@ -62,8 +62,7 @@ def check(
         What is wrong, over all ranks, the same list on each; empty when the backend is right.
     """
     faults = []
-    zeros = torch.zeros(spec.tokens, spec.hidden, device=device)
-    launch = launch or Launch(backend, payload(backend, spec, zeros))
+    launch = launch or Launch(backend, blank(backend, spec, device))
     checked = pool[:2]
     everyone = gather([full_length(routing, spec.tokens) for routing in checked], group, device)
     for number, routing in enumerate(checked):
@@ -120,6 +119,11 @@ def payload(backend: Backend, spec: Spec, rows: torch.Tensor) -> Tokens:
     if spec.dispatch_dtype is Dtype.fp8 and not backend.capabilities.quantises_inside:
         return quantise(rows, power_of_two=True)
     return Tokens(rows.to(torch.bfloat16))
+
+
+def blank(backend: Backend, spec: Spec, device: torch.device) -> Tokens:
+    """Buffers for what `backend` takes, to be filled by `Launch.load`."""
+    return payload(backend, spec, torch.zeros(spec.tokens, spec.hidden, device=device))
 
 
 def factors(experts: int) -> torch.Tensor:

@@ -87,8 +87,7 @@ def _uccl(procedure: Procedure, launch: Launch, timer: Timer, routing: Routing) 
     """Back to back with a fixed routing: all dispatches, then all combines."""
     measured = Measured(timer.rank)
     launch.load(routing)
-    for _ in range(procedure.iterations):
-        launch.call("pair")()
+    _repeat(launch.call("pair"), procedure.iterations)
     for op in ("dispatch", "combine"):
         stages = [[launch.call(op)]] * procedure.iterations
         measured.add(op, "measured", [spans[0] for spans in _stamped(stages, timer)])

@@ -58,7 +58,6 @@ def operations(
     can = backend.capabilities
     varying = _per_routing(spec, backend, pool_idx, links, measured.warmups)
     rates = [rate for rate in (links.intra, links.inter) if rate is not None]
-    compat = None if procedure.compat is None else procedure.compat.name
     return [
         {
             "op": op,
@@ -70,7 +69,7 @@ def operations(
             **varying[op],
             "link_bytes_per_s": min(rates, default=None),
             "checked": procedure.check,
-            "statistic": statistic(compat).words,
+            "statistic": statistic(procedure.compat).words,
             "loop": measured.loop,
         }
         for op, warmup in measured.warmups.items()

@@ -48,6 +48,11 @@ class Launch:
             hidden = [dispatch[0], work, dispatch[1], combine[0], work, combine[1]]
             self._parts |= {"pair_overlapped": hidden, "work": [work, work]}
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether there is work between send and receive."""
+        return "pair_overlapped" in self._parts
+
     def load(self, routing: Routing, tokens: Tokens | None = None) -> None:
         """Takes the next routing, and other tokens of the same shape where given."""
         if tokens is not None:

@@ -173,17 +173,6 @@ class Rank:
         """Reasons why `backend` cannot run in this process; empty when it can."""
         return registry.load(backend, options).probe(os.environ)
 
-    def measure(
-        self,
-        spec: Spec,
-        procedure: Procedure,
-        backend: str,
-        options: dict[str, Any],
-        table: NDArray[np.int64] | None = None,
-    ) -> Report:
-        """Runs one trial and reads NCCL's log after it; see `run`."""
-        return Report(self.run(spec, procedure, backend, options, table), self.nccl_log())
-
     def run(
         self,
         spec: Spec,
@@ -191,8 +180,8 @@ class Rank:
         backend: str,
         options: dict[str, Any],
         table: NDArray[np.int64] | None = None,
-    ) -> TrialResult:
-        """Runs one trial with the peers of the communicator; see `run_trial`.
+    ) -> Report:
+        """Runs one trial with the peers of the communicator, see `run_trial`; reads NCCL's log.
 
         The links are measured in a communicator's first trial, for all of them.
 
@@ -206,7 +195,8 @@ class Rank:
         require_size(spec, world)
         if self._fabric is None:
             self._fabric = measure_fabric(world, self._device)
-        return run_trial(spec, procedure, chosen, world, self._device, self._fabric, table)
+        result = run_trial(spec, procedure, chosen, world, self._device, self._fabric, table)
+        return Report(result, self.nccl_log())
 
 
 RankActor = ray.remote(max_concurrency=4, max_restarts=0)(Rank)

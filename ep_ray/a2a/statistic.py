@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ep_ray.a2a.stats import Samples, headline_ns
+from ep_ray.config.schema import CompatKind
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,11 @@ def _median_of_rank_means(samples: Samples, op: str) -> float:
 
 NEUTRAL = Statistic("maximum over ranks, then median over iterations", headline_ns)
 _POOLED = Statistic("median over all ranks and iterations", _pooled_median)
-BY_COMPAT: dict[str, Statistic] = {
-    "pplx_garden": _POOLED,
-    "uccl": _POOLED,
-    "deepep": Statistic("mean over all ranks and iterations", _mean),
-    "nccl_tests": Statistic(
+BY_COMPAT: dict[CompatKind, Statistic] = {
+    CompatKind.pplx_garden: _POOLED,
+    CompatKind.uccl: _POOLED,
+    CompatKind.deepep: Statistic("mean over all ranks and iterations", _mean),
+    CompatKind.nccl_tests: Statistic(
         "host time of a loop over its operations, mean over ranks, median over loops",
         _median_of_rank_means,
     ),
@@ -51,6 +52,6 @@ def statistic_in_words(words: str | None) -> Statistic:
     return known.get(words or "", NEUTRAL)
 
 
-def statistic(compat: str | None) -> Statistic:
+def statistic(compat: CompatKind | None) -> Statistic:
     """The statistic of a way of measuring; None is the project's own."""
     return NEUTRAL if compat is None else BY_COMPAT[compat]

@@ -25,9 +25,8 @@ def package(name: str, how: str) -> list[str]:
     """Against: the package `name` (dots allowed) is not installed; `how` says how to get it."""
     top, *below = name.split(".")
     # `find_spec` of a dotted name would import the packages above it.
-    if not below and find_spec(top) is not None:
-        return []  # a single file is as good as a folder
-    if any(folder.joinpath(*below).exists() for folder in folders(top)):
+    inside = not below or any(folder.joinpath(*below).exists() for folder in folders(top))
+    if find_spec(top) is not None and inside:
         return []
     return [f"there is no package {name!r} in this Python; {how}"]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -36,7 +36,6 @@ class RowAllToAll(ABC):
     for choices that have none (masked, or served by another choice's copy).
     """
 
-    device_type: ClassVar[str]
     capabilities: Capabilities
 
     def __init__(self, options: Mapping[str, Any]) -> None:

@@ -6,18 +6,15 @@ import os
 import resource
 from dataclasses import dataclass
 from importlib import metadata, util
-from typing import Any
-
-import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ep_ray.backends import registry
-from ep_ray.config.schema import Cluster
+from ep_ray.config.schema import Backend, Cluster
 from ep_ray.inventory import Machine, loaded_nccl, local_machine, versions
-from ep_ray.session import NOSET, Session
+from ep_ray.session import Session, on_node
 from ep_ray.topology import read_topology
 from ep_ray.watchdog import wait_all
 from serving.ports import ephemeral_range
+from sweeps.available import probe
 from sweeps.doctor.devices import GpuState, NicPort, gpu_states, gpudirect, nic_ports
 
 UNLIMITED = -1
@@ -97,7 +94,7 @@ def examine(ip: str = "127.0.0.1", ray_workers: tuple[int, int] | None = None) -
         memlock_bytes=UNLIMITED if memlock == resource.RLIM_INFINITY else memlock,
         ephemeral_ports=ephemeral_range(),
         ray_workers=ray_workers,
-        backends={name: probe(name) for name in registry.ADAPTERS},
+        backends={name: probe(Backend(name), {}) for name in registry.ADAPTERS},
     )
 
 
@@ -111,21 +108,11 @@ def examine_cluster(address: str) -> list[Node]:
     session = Session(Cluster(name="doctor", address=address), ranks=1)
     session.start()
     try:
-        refs = [_on_node(n.node_id).remote(n.ip, n.worker_ports) for n in session.nodes]
+        refs = [on_node(examine, n.node_id).remote(n.ip, n.worker_ports) for n in session.nodes]
         found: list[Node] = wait_all(refs, _EXAMINE_S, "examining the nodes")
         return sorted(found, key=lambda node: node.ip)
     finally:
         session.close()
-
-
-def _on_node(node_id: str) -> Any:
-    pin = NodeAffinitySchedulingStrategy(node_id, soft=False)
-    # A task without GPUs would see none: the environment keeps Ray from hiding them.
-    env = {NOSET: "1", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-    task = ray.remote(examine)
-    return task.options(
-        num_cpus=0, max_retries=0, scheduling_strategy=pin, runtime_env={"env_vars": env}
-    )
 
 
 def _torch() -> Torch:
@@ -145,11 +132,3 @@ def vllm_build() -> str | None:
     except metadata.PackageNotFoundError:
         return "cuda"
     return "cpu"
-
-
-def probe(name: str) -> list[str]:
-    """Why a backend cannot run here; a probe that fails is a reason too."""
-    try:
-        return registry.load(name).probe(os.environ)
-    except Exception as error:
-        return [f"its adapter fails: {type(error).__name__}: {error}"]

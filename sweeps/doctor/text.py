@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from ep_ray.backends import registry
 from ep_ray.topology import gpus_in
+from sweeps.available import merged
 from sweeps.doctor.diagnosis import Ability, Diagnosis
 from sweeps.doctor.node import UNLIMITED, Node
 from sweeps.tablefmt import Section, Table, text_table
@@ -113,16 +114,9 @@ def _one(values: Iterable[str]) -> str:
 def _backends(nodes: Sequence[Node]) -> Table:
     rows = []
     for name in nodes[0].backends:
-        reasons: dict[str, list[str]] = {}
-        for node in nodes:
-            for reason in node.backends[name]:
-                reasons.setdefault(reason, []).append(node.machine.hostname)
-        where = [
-            reason if len(hosts) == len(nodes) else f"{', '.join(hosts)}: {reason}"
-            for reason, hosts in reasons.items()
-        ]
+        reasons = merged([(node.machine.hostname, node.backends[name]) for node in nodes])
         ran = registry.STATUS[name][0].value
-        rows.append((name, "no" if reasons else "yes", ran, "\n".join(where)))
+        rows.append((name, "no" if reasons else "yes", ran, "\n".join(reasons)))
     columns = ("backend", "runs here", "as far as it was run", "why not")
     return text_table("Backends", columns, rows)
 

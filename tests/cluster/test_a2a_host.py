@@ -13,7 +13,6 @@ import numpy as np
 import psutil
 import pyarrow.compute as pc
 import pytest
-import ray
 
 from ep_ray.config.compose import compose_all
 from ep_ray.config.schema import DeviceKind
@@ -22,9 +21,11 @@ from ep_ray.watchdog import TrialError
 from sweeps.a2a_host import A2aHost
 from sweeps.a2a_metrics import a2a_metrics
 from sweeps.outcome import Outcome, trial_row
-from sweeps.plan import A2aTrial, plan
+from sweeps.plan import plan
 from sweeps.read import load
 from sweeps.store import Store
+from sweeps.trial import A2aTrial
+from tests.local_ray import local_ray
 
 SMALL = (
     *("+exp=a2a_variants", "workload.ep=[2]", "workload.max_warmup=20", "workload.hidden=256"),
@@ -34,17 +35,8 @@ SMALL = (
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    ray.init(
-        address="local",
-        num_cpus=4,
-        include_dashboard=False,
-        configure_logging=False,
-        log_to_driver=False,
-    )
-    yield
-    ray.shutdown()
-    del os.environ["GLOO_SOCKET_IFNAME"]
+    with local_ray(4):
+        yield
 
 
 class Asked:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import numpy as np
 import psutil
 import pytest
-import ray
 
 from ep_ray.config.compose import compose_all
 from ep_ray.config.schema import DeviceKind
@@ -16,6 +15,7 @@ from ep_ray.observer import Observer
 from sweeps.a2a_host import A2aHost
 from sweeps.plan import plan
 from sweeps.trial import A2aTrial
+from tests.local_ray import local_ray
 
 RANKS = 16
 ASKED = (
@@ -29,17 +29,8 @@ MOST_MEMORY = 12 * 2**30
 
 @pytest.fixture
 def sixteen_slots() -> Iterator[None]:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    ray.init(
-        address="local",
-        num_cpus=RANKS + 2,
-        include_dashboard=False,
-        configure_logging=False,
-        log_to_driver=False,
-    )
-    yield
-    ray.shutdown()
-    del os.environ["GLOO_SOCKET_IFNAME"]
+    with local_ray(RANKS + 2):
+        yield
 
 
 def test_sixteen_ranks_exchange_every_row(sixteen_slots: None) -> None:

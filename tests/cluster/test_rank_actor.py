@@ -14,23 +14,15 @@ from ep_ray.a2a.procedure import Procedure
 from ep_ray.a2a.rank import Membership, RankActor, assemble
 from ep_ray.a2a.stats import concat, headline_ns
 from ep_ray.backends.base import Spec
+from tests.local_ray import local_ray
 
 DEADLINE_S = 90.0
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    ray.init(
-        address="local",
-        num_cpus=4,
-        include_dashboard=False,
-        configure_logging=False,
-        log_to_driver=False,
-    )
-    yield
-    ray.shutdown()
-    del os.environ["GLOO_SOCKET_IFNAME"]
+    with local_ray(4):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +71,7 @@ def test_groups_of_several_sizes_on_the_same_actors(actors: list[Any]) -> None:
         assemble(actors[:ep], "gloo", DEADLINE_S)
         for _ in range(2):  # the communicator stays up between trials
             refs = run(actors[:ep], Procedure(iterations=3, max_warmup=20))
-            results = ray.get(refs, timeout=DEADLINE_S)
+            results = [report.result for report in ray.get(refs, timeout=DEADLINE_S)]
             assert [(result.rank, result.error) for result in results] == [
                 (rank, None) for rank in range(ep)
             ]

@@ -96,7 +96,7 @@ def in_ranks(sweep: SweepProcess) -> None:
 
 def in_trial(sweep: SweepProcess) -> None:
     sweep.until_trials(1)
-    sweep.until(lambda: sweep.pids("ray::Rank.measure"), "a trial")
+    sweep.until(lambda: sweep.pids("ray::Rank.run"), "a trial")
 
 
 @pytest.mark.parametrize(
@@ -162,11 +162,11 @@ def fill(pipe: int) -> None:
 @pytest.mark.timeout(600)
 def test_killed_and_hanging_ranks_become_rows_and_the_sweep_goes_on(start: Start) -> None:
     sweep = start(*LONG, "deadlines.trial_s=30")
-    sweep.until(lambda: len(sweep.pids("ray::Rank.measure")) == 2, "the first trial")
-    kill(sweep.pids("ray::Rank.measure")[1:], signal.SIGKILL)
+    sweep.until(lambda: len(sweep.pids("ray::Rank.run")) == 2, "the first trial")
+    kill(sweep.pids("ray::Rank.run")[1:], signal.SIGKILL)
     sweep.until_trials(1)
-    sweep.until(lambda: len(sweep.pids("ray::Rank.measure")) == 2, "the second trial")
-    hanging = sweep.pids("ray::Rank.measure")
+    sweep.until(lambda: len(sweep.pids("ray::Rank.run")) == 2, "the second trial")
+    hanging = sweep.pids("ray::Rank.run")
     kill(hanging[1:], signal.SIGSTOP)
     sweep.until_trials(2)
     assert not set(hanging) & set(sweep.pids())

@@ -12,8 +12,9 @@ from ep_ray.config.compose import compose_all
 from ep_ray.config.errors import ConfigError
 from ep_ray.config.schema import DeviceKind
 from sweeps.outcome import Outcome, trial_row
-from sweeps.plan import A2aTrial, plan
+from sweeps.plan import plan
 from sweeps.tables import TRIALS
+from sweeps.trial import A2aTrial
 
 BAD = {
     "workload.masked_share=1.5": "a share from 0 to 1",

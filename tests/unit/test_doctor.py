@@ -12,8 +12,11 @@ from typing import Any
 
 import pytest
 
+from ep_ray.backends import registry
+from ep_ray.config.schema import Backend
 from ep_ray.doctor import main
 from ep_ray.inventory import Gpu, Machine
+from sweeps.available import probe
 from sweeps.doctor import diagnosis
 from sweeps.doctor.devices import NicPort, nic_ports, parse_gpu_states
 from sweeps.doctor.diagnosis import Ability, Diagnosis, diagnose, experiments, measures
@@ -194,13 +197,11 @@ def test_an_experiment_says_what_it_lacks(shipped: dict[str, Ability]) -> None:
 
 
 def test_a_probe_that_raises_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sweeps.doctor import node
-
-    def fails(name: str) -> Any:
+    def fails(name: str, options: Any) -> Any:
         raise OSError("libsomething.so is missing")
 
-    monkeypatch.setattr(node.registry, "load", fails)
-    assert node.probe("gloo") == ["its adapter fails: OSError: libsomething.so is missing"]
+    monkeypatch.setattr(registry, "load", fails)
+    assert probe(Backend("gloo"), {}) == ["its adapter fails: OSError: libsomething.so is missing"]
 
 
 def test_text_names_everything(capsys: pytest.CaptureFixture[str]) -> None:

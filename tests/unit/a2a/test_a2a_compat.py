@@ -46,7 +46,7 @@ def test_a_way_of_measuring_gives_its_own_samples(
         assert len(chosen) == 2 * measured
         assert chosen.duration_ns.min() > 0
         assert (row["warmup_iterations"], row["loop"]) == (warmup, loop)
-        assert row["statistic"] == statistic(way.name).words != statistic(None).words
+        assert row["statistic"] == statistic(way).words != statistic(None).words
         assert statistic_in_words(row["statistic"]).of(samples, row["op"]) > 0
 
 
@@ -63,14 +63,11 @@ def test_statistics_are_those_of_the_projects() -> None:
     # Two ranks, three iterations.
     samples = concat([series("pair", "measured", 0, [10, 20, 90]),
                       series("pair", "measured", 1, [40, 30, 50])])  # fmt: skip
-    values = {way: statistic(way).of(samples, "pair") for way in (None, *WAYS_BY_NAME)}
+    values = {way: statistic(way).of(samples, "pair") for way in (None, *CompatKind)}
     assert values[None] == 40  # maxima 40 30 90
-    assert values["pplx_garden"] == values["uccl"] == 35  # of 10 20 30 40 50 90
-    assert values["deepep"] == pytest.approx(240 / 6)
-    assert values["nccl_tests"] == 25  # means 25 25 70
-
-
-WAYS_BY_NAME = [way.name for way in CompatKind]
+    assert values[CompatKind.pplx_garden] == values[CompatKind.uccl] == 35  # of 10 20 30 40 50 90
+    assert values[CompatKind.deepep] == pytest.approx(240 / 6)
+    assert values[CompatKind.nccl_tests] == 25  # means 25 25 70
 
 
 def test_send_and_receive_are_the_parts_of_the_same_iteration(
