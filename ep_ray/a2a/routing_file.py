@@ -27,7 +27,7 @@ def read_routing(path: str, experts: int, topk: int) -> RoutingTable:
     """
     where = f"`workload.routing_file={path}`"
     if not Path(path).is_file():
-        raise ValueError(f"{where}: no such file on {Path(path).resolve().parent}'s machine")
+        raise ValueError(f"{where}: no such file; it is read where the sweep is started")
     rows = _load(Path(path), where)
     _validate(rows, where, experts, topk)
     digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from ep_ray.a2a.rows import SCALE_BLOCK
@@ -12,6 +13,9 @@ from ep_ray.config.schema import (
     LaunchKind,
     RoutingKind,
 )
+
+MOST_OVERLAP_US = 1e6
+"""A second: no model computes for longer between a send and its receive."""
 
 
 def backends_of(config: Config) -> list[tuple[str, Backend]]:
@@ -50,6 +54,7 @@ def check_workload(config: Config) -> Iterator[str]:
     yield from _lengths(config)
     yield from _local_tp(config)
     yield from _ways(config)
+    yield from _warmup(config)
 
 
 def _ep_size(config: Config, ep: int) -> Iterator[str]:
@@ -100,7 +105,7 @@ def _local_tp(config: Config) -> Iterator[str]:
     work = config.workload
     size = work.local_tp
     if size < 1:
-        yield f"`workload.local_tp={size}`: at least 1, where no ranks share tokens"
+        yield f"`workload.local_tp={size}`: at least 1; 1 means that no ranks share tokens"
         return
     if size > 1 and work.tokens_per_rank != "uniform":
         yield (
@@ -122,13 +127,29 @@ def _ways(config: Config) -> Iterator[str]:
     work = config.workload
     if LaunchKind.graph in work.launch and config.cluster.device is DeviceKind.cpu:
         yield "`workload.launch=graph` on cluster.device=cpu: CUDA graphs need CUDA; use eager"
-    if work.overlap_us is not None and work.overlap_us <= 0:
-        yield f"`workload.overlap_us={work.overlap_us}`: above 0, or null for no such operation"
+    if work.overlap_us is not None and not 0 < work.overlap_us <= MOST_OVERLAP_US:
+        yield (
+            f"`workload.overlap_us={work.overlap_us}`: above 0, at most {MOST_OVERLAP_US:.0f}, or "
+            "null for no such operation"
+        )
     if work.overlap_us is not None and work.compat is not None:
         yield (
             f"`workload.overlap_us` with workload.compat={work.compat.name}: that benchmark has no "
             "such operation; drop one of them"
         )
+
+
+def _warmup(config: Config) -> Iterator[str]:
+    work = config.workload
+    if not 0 <= work.min_warmup <= work.max_warmup:
+        yield (
+            f"`workload.min_warmup={work.min_warmup}`, workload.max_warmup={work.max_warmup}: "
+            "neither is below 0, and the most is not below the fewest"
+        )
+    for key in ("warmup_tolerance", "zipf_exponent"):
+        value = getattr(work, key)
+        if not 0 <= value < math.inf:
+            yield f"`workload.{key}={value}`: a number, not below 0"
 
 
 def twice(key: str, values: Sequence[object]) -> Iterator[str]:
