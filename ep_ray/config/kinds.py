@@ -1,0 +1,88 @@
+"""Words that stand in a configuration where only some are allowed; Hydra names them."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Measure(Enum):
+    """What a sweep measures."""
+
+    a2a = "a2a"
+    serving = "serving"
+
+
+class TransportKind(Enum):
+    """What carries the expert traffic. `auto` leaves the choice to the library and records it."""
+
+    auto = "auto"
+    nvlink = "nvlink"
+    shm = "shm"
+    tcp = "tcp"
+    ib = "ib"
+    efa = "efa"
+
+
+class DeviceKind(Enum):
+    """Where ranks run. `auto` takes CUDA when the cluster has GPUs, else the CPU."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class ArmKind(Enum):
+    """How a model is laid out over GPUs and API servers."""
+
+    wide_tp = "wide_tp"
+    external_dp = "external_dp"
+    internal_dp = "internal_dp"
+    hybrid_dp = "hybrid_dp"
+    attached = "attached"
+
+
+class RoutingKind(Enum):
+    """How the router of the all-to-all benchmark picks experts; `file` reads real choices."""
+
+    uniform = "uniform"
+    zipf = "zipf"
+    balanced = "balanced"
+    one_hot = "one_hot"
+    file = "file"
+
+
+class LaunchKind(Enum):
+    """How operations are launched: call by call, or replayed from a captured CUDA graph."""
+
+    eager = "eager"
+    graph = "graph"
+
+
+class CompatKind(Enum):
+    """Whose benchmark's way of measuring is followed; docs/measuring.md says what differs."""
+
+    pplx_garden = "pplx_garden"
+    deepep = "deepep"
+    nccl_tests = "nccl_tests"
+    uccl = "uccl"
+
+
+class Dtype(Enum):
+    """Element type of the rows that travel. FP8 is e4m3 with one float32 scale per 128 columns."""
+
+    fp8 = "fp8"
+    bf16 = "bf16"
+
+
+class RouterPolicy(Enum):
+    """How requests reach the ranks. `none` means that there is no router: one server, direct."""
+
+    round_robin = "round_robin"
+    none = "none"
+
+
+class Api(Enum):
+    """Which OpenAI-compatible endpoint receives the load."""
+
+    completions = "completions"
+    chat = "chat"
