@@ -33,6 +33,11 @@ class Observer:
         self.grown: Mapping[str, Mapping[str, int]] = {}
         self._nvlink: bool | None = None
 
+    def start(self) -> None:
+        """Starts the samplers and does not wait for them; `watch` would start them too."""
+        if self._samplers is None:
+            self._samplers = _start()
+
     @contextmanager
     def watch(self) -> Iterator[None]:
         """Watches what runs inside. What was watched stays until `take`, also after an error."""
@@ -68,8 +73,8 @@ class Observer:
 
     def _call(self, method: str) -> dict[str, Any]:
         """Answers by machine; empty, with a warning, once a sampler does not answer."""
-        if self._samplers is None:
-            self._samplers = _start()
+        self.start()
+        assert self._samplers is not None
         refs = [getattr(sampler, method).remote() for sampler in self._samplers.values()]
         try:
             answers = wait_all(refs, _CALL_S, f"telemetry ({method})")

@@ -68,7 +68,9 @@ class Session:
         if not ray.is_initialized():
             self._started = True
             self._init()
-        self.nodes = tuple(_node(n) for n in ray.nodes() if n["Alive"])
+        # A cluster of its own is here, and a task would wait for a process to start.
+        ask = _here if self._started and not self._cluster.address else _remotely
+        self.nodes = tuple(_node(n, *ask(n["NodeID"])) for n in ray.nodes() if n["Alive"])
 
     def _init(self) -> None:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -105,6 +107,8 @@ class Session:
 
     def _local(self) -> None:
         self._guard = _start_guard()
+        # Ray would start a process for every CPU slot before anybody asks for one.
+        os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
         cores = self._cluster.cpus or os.cpu_count() or 1
         ray.init(
             address="local",  # not one that somebody started, which Ray would prefer
@@ -198,15 +202,22 @@ def on_node(function: Any, node_id: str) -> Any:
     )
 
 
-def _node(info: dict[str, str]) -> Node:
-    pin = NodeAffinitySchedulingStrategy(info["NodeID"], soft=False)
-    task = _inspect.options(scheduling_strategy=pin, name="inventory", num_cpus=0)
-    machine, ports = ray.get(task.remote(info["NodeID"]), timeout=_ATTACH_S)
+_Found = tuple[Machine, tuple[int, int] | None]
+"""What is on a node, and the range of its workers' ports."""
+
+
+def _node(info: dict[str, str], machine: Machine, ports: tuple[int, int] | None) -> Node:
     return Node(info["NodeID"], info["NodeManagerAddress"], machine, ports)
 
 
-@ray.remote
-def _inspect(node_id: str) -> tuple[Machine, tuple[int, int] | None]:
+def _remotely(node_id: str) -> _Found:
+    pin = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    task = ray.remote(_here).options(scheduling_strategy=pin, name="inventory", num_cpus=0)
+    found: _Found = ray.get(task.remote(node_id), timeout=_ATTACH_S)
+    return found
+
+
+def _here(node_id: str) -> _Found:
     raylet = _raylet(node_id)
     # A task without GPUs may see none; what counts is what this node's raylet hands out.
     environ = _environ(raylet) if raylet else os.environ

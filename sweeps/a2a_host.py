@@ -123,18 +123,20 @@ class A2aHost:
     def _actor(self, group: Any, rank: int, slot: Slot, gpus: float, trial: A2aTrial) -> Any:
         env = transport_env(trial.transport, f"{self._label}-rank{rank}", is_one_node())
         env["NCCL_DEBUG_FILE"] = f"/tmp/ep_ray-{self._label}-nccl-rank{rank}.log"
-        where = in_bundle(group, slot.bundle, gpus)
-        actor = RankActor.options(
-            **where, name=f"rank:{self._label}:{rank}", runtime_env={"env_vars": env}
-        )
-        env |= self._unmask(gpus)
+        options = in_bundle(group, slot.bundle, gpus)
+        if unmask := self._unmask(gpus):
+            options["runtime_env"] = {"env_vars": unmask}
+        actor = RankActor.options(**options, name=f"rank:{self._label}:{rank}")
         masked = gpus and self._config.cluster.mask_gpus
         index = (0 if masked else slot.gpu_indices[0]) if gpus else None
-        return actor.remote(index)
+        return actor.remote(index, env)
 
     def _unmask(self, gpus: float) -> dict[str, str]:
+        """What Ray itself must read before it starts a rank."""
+        cluster = self._config.cluster
         # The nodes of a cluster that runs already do not have this driver's environment.
-        return {NOSET: "1"} if gpus and not self._config.cluster.mask_gpus else {}
+        unmask = gpus and cluster.address is not None and not cluster.mask_gpus
+        return {NOSET: "1"} if unmask else {}
 
     def _join(self, actors: Sequence[Any]) -> None:
         deadline = self._config.deadlines.communicator_s

@@ -55,6 +55,7 @@ class Runner:
         self._observer = Observer()
 
     def __enter__(self) -> Runner:
+        self._observer.start()  # beside the ranks, which take longer
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -99,19 +99,20 @@ def _check_routing(
     backend.poison()
     launch.load(routing, payload(backend, spec, rows.to(device)))
     # A peer may write into this rank's buffers: only once they are poisoned.
-    _settle(group, device)
+    _settle(backend, group, device)
     launch.call("dispatch")()
     faults = received_faults(backend.received(), everyone, spec, rank, number, backend.capabilities)
     backend.apply_experts(factors(spec.experts))
-    _settle(group, device)
+    _settle(backend, group, device)
     out = launch.combined()[:sent]
     return faults + combined_faults(out, routing, rows[:sent], backend.capabilities.sums_per_rank)
 
 
-def _settle(group: ProcessGroup, device: torch.device) -> None:
+def _settle(backend: Backend, group: ProcessGroup, device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    dist.barrier(group)
+    if not backend.capabilities.two_sided:
+        dist.barrier(group)
 
 
 def payload(backend: Backend, spec: Spec, rows: torch.Tensor) -> Tokens:

@@ -98,19 +98,21 @@ def _per_routing(
     links: Links,
     ops: Iterable[str],
 ) -> dict[str, dict[str, Any]]:
-    columns: dict[str, list[dict[str, Any]]] = {op: [] for op in ops}
+    # Operations of the same exchanges share everything that depends on the routing.
+    exchanges = {op: _EXCHANGES.get(op, ()) for op in ops}
+    columns: dict[tuple[str, ...], list[dict[str, Any]]] = {of: [] for of in exchanges.values()}
     for topk_idx in pool_idx:
         bounds = _bounds(spec, backend.capabilities, topk_idx, links)
         wire = backend.wire_bytes(topk_idx)
         matrices = {"dispatch": wire.dispatch, "combine": wire.combine}
         arriving = copies(topk_idx, spec.experts, spec.ep, backend.capabilities.row_dedup)
         imbalance = max_over_mean(arriving)
-        for op, rows in columns.items():
-            exchanges = _EXCHANGES.get(op, ())
-            row = _bytes([matrices[name] for name in exchanges])
-            row["bound_ns"] = _sum([bounds[name] for name in exchanges])
+        for names, rows in columns.items():
+            row = _bytes([matrices[name] for name in names])
+            row["bound_ns"] = _sum([bounds[name] for name in names])
             rows.append(row | {"max_over_mean_received_rows": imbalance})
-    return {op: _medians(rows) for op, rows in columns.items()}
+    medians = {names: _medians(rows) for names, rows in columns.items()}
+    return {op: medians[names] for op, names in exchanges.items()}
 
 
 def _bounds(

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -65,12 +65,18 @@ class Report:
 class Rank:
     """One rank. Calls that wait for peers leave threads free for `facts` and `stacks`."""
 
-    def __init__(self, gpu: int | None = None) -> None:
+    def __init__(self, gpu: int | None = None, env: Mapping[str, str] | None = None) -> None:
         """Takes the device with index `gpu` among those that this process sees, or the CPU.
+
+        Args:
+            gpu: None for the CPU.
+            env: What asks libraries for a transport. They read it when they open a communicator;
+                in Ray's own runtime environment it would cost each rank a process of its own kind.
 
         Raises:
             ValueError: There is no such GPU.
         """
+        os.environ.update(env or {})
         if gpu is not None and gpu >= torch.cuda.device_count():
             raise ValueError(
                 f"GPU {gpu} was asked for, torch sees {torch.cuda.device_count()}"

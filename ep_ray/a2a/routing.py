@@ -7,6 +7,7 @@ neither global random state nor order matters.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import cast
 
 import numpy as np
@@ -73,6 +74,7 @@ def draw_weights(rng: np.random.Generator, tokens: int, topk: int) -> torch.Tens
     return torch.from_numpy((share / share.sum(axis=1, keepdims=True)).astype(np.float32))
 
 
+@lru_cache(maxsize=8)
 def _popularity(experts: int, seed: int, exponent: float) -> NDArray[np.float64]:
     # Shuffled, because popular experts need not sit side by side on rank 0.
     position = np.random.default_rng(seed).permutation(experts) + 1

@@ -110,6 +110,8 @@ class Capabilities:
         topk_sizes: Experts per token that work; null means any.
         ragged: Whether `plan` takes fewer than T tokens.
         shares_gpu: Whether two ranks may sit on one GPU.
+        two_sided: Whether a peer's rows reach a buffer only while this rank receives into it. If
+            not, ranks meet before what they do to their buffers and what their peers write there.
     """
 
     layout: str
@@ -131,6 +133,7 @@ class Capabilities:
     topk_sizes: frozenset[int] | None = None
     ragged: bool = False
     shares_gpu: bool = False
+    two_sided: bool = False
 
     @property
     def row_dedup(self) -> Dedup:

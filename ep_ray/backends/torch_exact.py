@@ -43,6 +43,7 @@ def capabilities(device: str) -> Capabilities:
         combine_region="row exchange, float32 sum over ranks, rounding to BF16",
         ragged=True,
         shares_gpu=True,
+        two_sided=True,
     )
 
 
