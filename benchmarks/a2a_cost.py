@@ -1,6 +1,6 @@
 """What a sweep costs beside what it measures: 24 all-to-all cells at EP4 over gloo.
 
-    python benchmarks/a2a_cost.py [--seconds 1.5] [--torchruns 24]
+    python benchmarks/a2a_cost.py [--seconds 0.5 4] [--torchruns 24]
 
 1. The gap between the end of one trial's last sample and the start of the next one's first, on warm
    ranks: reading logs and counters, writing rows, drawing and planning routings, the correctness
@@ -8,6 +8,9 @@
 2. Wall time of the whole command over the sum of its measured time (`timed_ns`).
 3. The same cells as people run them by hand: one `torchrun` of a plain script for each, with as
    many operations. Nothing is checked there, and nothing recorded.
+
+A start costs what it costs, so 2 falls and 3 rises with the length of a cell: both are printed for
+short cells and for long ones.
 """
 
 from __future__ import annotations
@@ -107,17 +110,17 @@ def cell(tokens: int, iterations: int) -> None:
     dist.destroy_process_group()
 
 
-def calibrated(seconds: float) -> dict[int, int]:
-    """Iterations per phase that give about `seconds` of measured time, from a short sweep."""
+def calibrated(lengths: list[float]) -> dict[float, dict[int, int]]:
+    """Iterations per phase that give about so much measured time, s, from a short sweep."""
     few = dict.fromkeys(TOKENS, 50)
     with TemporaryDirectory() as results:
         _, rows = sweep(few, results)
     middle = statistics.median(row["timed_ns"] for row in rows) / 1e9
-    return dict.fromkeys(TOKENS, max(50, round(50 * seconds / middle)))
+    return {s: dict.fromkeys(TOKENS, max(10, round(50 * s / middle))) for s in lengths}
 
 
-def report(seconds: float, torchruns: int) -> None:
-    iterations = calibrated(seconds)
+def column(iterations: dict[int, int], torchruns: int) -> dict[str, str]:
+    """What one sweep cost, and what its cells cost by hand, in words."""
     with TemporaryDirectory() as results:
         wall_s, rows = sweep(iterations, results)
     measured_s = sum(row["timed_ns"] for row in rows) / 1e9
@@ -126,24 +129,43 @@ def report(seconds: float, torchruns: int) -> None:
         for before, after in pairwise(rows)
     ]
     within_s = (rows[-1]["timed_unix_ns"] + rows[-1]["timed_ns"] - rows[0]["timed_unix_ns"]) / 1e9
-    print(f"{len(rows)} cells at EP{RANKS}, {iterations[1]} iterations; load average", end=" ")
-    print(f"{os.getloadavg()[0]:.1f}\n")
-    print("| | |\n|---|---|")
-    print(f"| gap between trials, median (largest) | {statistics.median(gaps):.0f} ms", end=" ")
-    print(f"({max(gaps):.0f} ms) |")
-    print(f"| measured time, all cells | {measured_s:.1f} s |")
-    print(f"| first sample to last | {within_s:.1f} s, {within_s / measured_s:.2f} x measured |")
-    print(f"| whole command | {wall_s:.1f} s, {wall_s / measured_s:.2f} x measured |")
+    found = {
+        "iterations of a cell": f"{iterations[1]}",
+        "gap between trials, median (largest)": (
+            f"{statistics.median(gaps):.0f} ms ({max(gaps):.0f} ms)"
+        ),
+        "measured time, all cells": f"{measured_s:.1f} s",
+        "first sample to last": f"{within_s:.1f} s, {within_s / measured_s:.2f} x measured",
+        "whole command": f"{wall_s:.1f} s, {wall_s / measured_s:.2f} x measured",
+    }
     if torchruns:
         by_hand_s = torchrun(iterations, torchruns)
-        scaled = "" if torchruns == len(rows) else f" (scaled from {torchruns} of them)"
-        ratio = by_hand_s / wall_s
-        print(f"| one torchrun per cell | {by_hand_s:.1f} s{scaled}, {ratio:.1f} x the sweep |")
+        scaled = "" if torchruns == len(rows) else f" (scaled from {torchruns})"
+        found["one torchrun per cell"] = (
+            f"{by_hand_s:.1f} s{scaled}, {by_hand_s / wall_s:.1f} x the sweep"
+        )
+    return found
+
+
+def report(lengths: list[float], torchruns: int) -> None:
+    before = os.getloadavg()[0]
+    columns = [column(iterations, torchruns) for iterations in calibrated(lengths).values()]
+    print(
+        f"{len(TOKENS) * len(ROUTINGS)} cells at EP{RANKS}; {os.cpu_count()} cores, load average",
+        end=" ",
+    )
+    print(f"{before:.1f} before\n")
+    print(f"| | {' | '.join(f'cells of about {s:g} s' for s in lengths)} |")
+    print("|---|" + "---|" * len(lengths))
+    for name in columns[0]:
+        print(f"| {name} | {' | '.join(found[name] for found in columns)} |")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=1.5, help="measured time per cell")
+    parser.add_argument(
+        "--seconds", type=float, nargs="+", default=[0.5, 4.0], help="measured times of a cell"
+    )
     most = len(TOKENS) * len(ROUTINGS)
     parser.add_argument(
         "--torchruns", type=int, default=most, help="cells run by hand; fewer are scaled up"

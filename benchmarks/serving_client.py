@@ -130,6 +130,7 @@ def _row(
 def agree(clients: Sequence[Client], url: str, model: str, cell: Cell, pairs: int) -> None:
     """Prints throughput and latencies of both clients in turn, and their ratios."""
     found: dict[str, list[Figures]] = {client.name: [] for client in clients}
+    clients[0].run(url, model, cell, "agree-warm-up")  # a server's first requests are slow
     for pair in range(pairs):
         for client in clients[:: -1 if pair % 2 else 1]:
             tag = f"agree-{client.name}-{pair}".replace(" ", "_")

@@ -55,6 +55,18 @@ class Nvml:
                 except self._lib.NVMLError:
                     continue
 
+    def held(self) -> list[tuple[str, float, int]]:
+        """(`gpu0`, MiB in use, processes that compute on it) of every GPU that can tell."""
+        found = []
+        for index, gpu in enumerate(self._gpus):
+            try:
+                used = self._lib.nvmlDeviceGetMemoryInfo(gpu).used / 2**20
+                processes = len(self._lib.nvmlDeviceGetComputeRunningProcesses(gpu))
+            except self._lib.NVMLError:
+                continue
+            found.append((f"gpu{index}", float(used), processes))
+        return found
+
     def nvlink_bytes(self) -> dict[str, int]:
         """`nvlink/gpu0/rx_bytes` and `tx_bytes`: payload over all links since boot."""
         found: dict[str, int] = {}

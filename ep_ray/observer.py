@@ -61,6 +61,10 @@ class Observer:
             self._nvlink = bool(matrices) and all(map(all_nvlink, matrices))
         return self._nvlink
 
+    def held(self) -> list[tuple[str, list[tuple[str, float, int]]]]:
+        """Each machine's name and what its GPUs hold now: GPU, MiB in use, processes."""
+        return list(self._call("held").values())
+
     def close(self) -> None:
         """Ends the samplers."""
         for sampler in (self._samplers or {}).values():

@@ -70,6 +70,10 @@ class Sampler:
         """Links between the GPUs and NICs of this machine."""
         return read_topology()
 
+    def held(self) -> tuple[str, list[tuple[str, float, int]]]:
+        """This machine's name, and what its GPUs hold now; see `Nvml.held`."""
+        return self._node, self._nvml.held() if self._nvml else []
+
     def begin(self) -> None:
         """Starts to watch; a watch that was never ended is dropped."""
         self._halt()

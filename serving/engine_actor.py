@@ -116,17 +116,19 @@ class EngineRank:
         self._startup_s = time.monotonic() - self._started_s
         return self._startup_s
 
-    def serve_one_token(self, timeout_s: float) -> None:
-        """Proves that the engine serves.
+    def serve_one_token(self, timeout_s: float) -> int:
+        """Proves that the engine serves; nanoseconds from the request to its one token.
 
         Raises:
             EngineTimeoutError: No token came within `timeout_s`.
             EngineError: It died, or answered with an error.
         """
+        asked_ns = time.monotonic_ns()
         try:
             engine_http.generate_one_token(
                 self._launch.url, self._launch.model.name, _plain_token(self._launch), timeout_s
             )
+            return time.monotonic_ns() - asked_ns
         except (OSError, ValueError) as error:
             self._raise_if_dead()
             late = isinstance(getattr(error, "reason", error), TimeoutError)

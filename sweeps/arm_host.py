@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
-
-import ray
+from typing import Any
 
 from ep_ray.address import is_one_node, service_ip
 from ep_ray.config.schema import Config, DeviceKind, RouterPolicy
@@ -16,24 +14,20 @@ from ep_ray.inventory import local_machine, versions
 from ep_ray.layout import gpus_per_server, servers
 from ep_ray.placement import find_slots, in_bundle, release, reserve
 from ep_ray.transport import Evidence, evidence_in_log, transport_env
-from ep_ray.watchdog import TrialError, wait_all
+from ep_ray.watchdog import TrialError
 from serving.engine import Launch, Seat, plan_launches
 from serving.expert_bytes import expert_bytes
 from serving.group import EngineGroup, GroupError, deploy
 from serving.load.prompts import CallSpec
 from serving.load.records import CellRecord, Request
-from serving.load.target import Target
 from serving.models import ResolvedModel
-from serving.ports import PortError, check_free, check_map, ephemeral_range, port_map, wait_free
-from serving.router.actor import RouterActor
-from sweeps.driver import Driver
+from serving.ports import PortError, check_free, check_map, ephemeral_range, port_map
+from sweeps.front import Front
 from sweeps.host import Counts
-from sweeps.outcome import what_ran
+from sweeps.outcome import status_rows, what_ran
 from sweeps.trial import ServingTrial
 
 _COUNTERS_S = 30.0
-_CALL_S = 30.0
-_DRAIN_S = 1.0
 _TOKEN_S = 30.0
 _LOG_LINES = 10  # of each engine, in the reason of a cell that timed out
 
@@ -68,9 +62,7 @@ class ArmHost:
         self._placement: Any = None
         self._group: EngineGroup | None = None
         self._policies = set(routers) - {RouterPolicy.none}
-        self._router: Any = None
-        self._driver: Driver | None = None
-        self._router_url = ""
+        self._front: Front | None = None
         self._fronts = 0
 
     def endpoints(self) -> list[str]:
@@ -139,24 +131,12 @@ class ArmHost:
         check_free([claim for claim in claims if claim.node_ip == here])
 
     def _start_front(self) -> None:
-        # Ray frees the name of a killed actor late.
         self._fronts += 1
-        name = self._arm.name + (f":{self._fronts}" if self._fronts > 1 else "")
-        if self._policies:
-            self._start_router(f"router:{name}")
-        self._driver = Driver(name)
-
-    def _start_router(self, name: str) -> None:
-        router = self._config.router
-        self._router = (
-            cast(Any, RouterActor)
-            .options(name=name, num_cpus=0)
-            .remote(name, router.host, router.port)
-        )
-        started = wait_all([self._router.start.remote()], _CALL_S, "start of the router")
-        self._router_url = started[0]
+        arm = self._arm
+        name = arm.name + (f":{self._fronts}" if self._fronts > 1 else "")
         endpoints = [(endpoint.name, endpoint.url) for endpoint in self._up.endpoints]
-        wait_all([self._router.set_endpoints.remote(endpoints)], _CALL_S, "the router's endpoints")
+        parallelism = {"kind": arm.kind.name, "tp": arm.tp, "dp": arm.dp, "ep": arm.enable_ep}
+        self._front = Front(self._config, name, self._policies, endpoints, parallelism)
 
     def call(self, trial: ServingTrial) -> CallSpec:
         """Token-id prompts of exact length, from the model's own vocabulary."""
@@ -169,6 +149,7 @@ class ArmHost:
             vocab_size=self._model.vocab_size,
             temperature=load.temperature,
             ignore_eos=load.ignore_eos,
+            sessions=load.sessions,
         )
 
     def send(self, trial: ServingTrial, requests: Sequence[Request]) -> CellRecord:
@@ -177,29 +158,14 @@ class ArmHost:
         Raises:
             TrialError: A rank, the router or the client died, or the deadline passed.
         """
-        assert self._driver is not None
-        load = self._config.load
+        assert self._front is not None
         try:
-            return self._driver.send(
-                self._targets(trial),
-                requests,
-                trial.concurrency,
-                load.request_timeout_s,
-                self._config.deadlines.trial_s,
-                self._check_alive,
-            )
+            return self._front.send(trial, requests, self._check_alive)
         except TrialError as error:
             if error.status == "timeout":
                 tails = self._up.log_tails(_LOG_LINES)
                 error.reason += "".join(f"\nThe end of {n}'s log:\n{t}" for n, t in tails.items())
             raise
-
-    def _targets(self, trial: ServingTrial) -> list[Target]:
-        """The router, or without one the ranks themselves, which the client takes in turn."""
-        api = self._config.load.api.name
-        if trial.router is RouterPolicy.none:
-            return [Target.parse(e.url, api, e.name) for e in self._up.endpoints]
-        return [Target.parse(self._router_url, api)]
 
     def _check_alive(self) -> None:
         try:
@@ -207,6 +173,15 @@ class ArmHost:
         except GroupError as error:
             raise TrialError(_status(error), str(error)) from error
         self._router_counts()
+
+    def standing(self, trial: ServingTrial) -> list[dict[str, Any]]:
+        """What the router says of each rank, and whether it generates a token when asked itself.
+
+        Raises:
+            TrialError: The router is gone.
+        """
+        assert self._front is not None
+        return status_rows(self._front.status(trial), self._up.probe(_TOKEN_S))
 
     def mend(self) -> None:
         """Replaces router and client if every rank still generates a token: engines are dear.
@@ -231,11 +206,7 @@ class ArmHost:
         return Counts(self._router_counts() if routed else None, engines)
 
     def _router_counts(self) -> Mapping[str, Any] | None:
-        if self._router is None:
-            return None
-        refs = [self._router.counters.remote()]
-        found: Mapping[str, Any] = wait_all(refs, _CALL_S, "the router's counters")[0]
-        return found
+        return None if self._front is None else self._front.counters()
 
     def evidence(self) -> list[Evidence]:
         """NCCL's statements in the ranks' logs, wherever they lie.
@@ -277,13 +248,9 @@ class ArmHost:
         return left
 
     def _close_front(self) -> None:
-        if self._driver is not None:
-            self._driver.close()
-        if self._router is not None:
-            ray.wait([self._router.stop.remote(_DRAIN_S)], timeout=_CALL_S)
-            ray.kill(self._router)
-            wait_free([self._config.router.port], _CALL_S)
-        self._driver = self._router = None
+        if self._front is not None:
+            self._front.close()
+        self._front = None
 
 
 def _status(error: GroupError) -> str:

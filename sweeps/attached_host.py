@@ -75,6 +75,7 @@ class AttachedHost:
             vocab_size=self._config.model.vocab_size if self._server.token_prompts else None,
             temperature=load.temperature,
             ignore_eos=load.ignore_eos,
+            sessions=load.sessions,
             strict=self._server.strict,
         )
 
@@ -104,6 +105,10 @@ class AttachedHost:
             raise TrialError(
                 "failed", f"counters of rank {url} (arm.rank_urls): {error}"
             ) from error
+
+    def standing(self, _: ServingTrial) -> list[dict[str, Any]]:
+        """Nothing: a foreign router's status is not known, and its ranks may take no requests."""
+        return []
 
     def mend(self) -> None:
         """Replaces the load client. Raises `TrialError` if the server takes no request any more."""

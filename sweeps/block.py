@@ -53,6 +53,7 @@ class Block:
         self._hopeless: TrialError | None = None
         self._calibrated: set[str] = set()
         self._ran: dict[str, Any] = {}
+        self._standing_known = False
 
     def run(self, trial: ServingTrial) -> Outcome:
         """Runs one cell.
@@ -88,6 +89,7 @@ class Block:
     def _start(self) -> Host:
         host = self._make_host()
         self._starts += 1
+        self._standing_known = False
         try:
             host.start()
             self._ran = host.what_ran()
@@ -120,12 +122,15 @@ class Block:
             # Once per arm: it travels with the arm's first cell.
             calibration=0 if trial.arm in self._calibrated else load.calibration,
         )
+        standing = [] if self._standing_known else _at("before", host.standing(trial))
+        self._standing_known = True
         before = host.counts(trial)
         with self._observer.watch():
             record = host.send(trial, requests)
         self._calibrated.add(trial.arm)
         ledger = ledger_of_cell(record, host.endpoints(), before, host.counts(trial))
         outcome = outcome_of_cell(record, trial, ledger)
+        outcome.rows["status"] = standing + _at("after", host.standing(trial))
         outcome.facts |= self._ran
         outcome.facts["shared_gpu"] = trial.gpus > 1 and self._config.cluster.ranks_per_gpu > 1
         self._prove(outcome, trial, host, record)
@@ -166,3 +171,7 @@ class Block:
         also = "HTTP of this load, Ray, and whatever else the machine runs"
         evidence += counter_evidence(counted, self._observer.grown, expected, also)
         prove(outcome, asked, evidence, crosses=trial.gpus > 1, local_links=trial.layout.tp > 1)
+
+
+def _at(when: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{"when": when, **row} for row in rows]

@@ -39,6 +39,9 @@ class Host(Protocol):
     def counts(self, trial: ServingTrial) -> Counts:
         """Counters of the trial's router and of the engines, settled."""
 
+    def standing(self, trial: ServingTrial) -> list[dict[str, Any]]:
+        """Rows of the `status` table but for `when`; empty where nothing can be asked."""
+
     def mend(self) -> None:
         """Makes the arm whole again while its engines still serve, at the cost of a token each.
 

@@ -55,6 +55,52 @@ def trial_row(trial: Trial, experiment: str, outcome: Outcome, started_ns: int) 
     }
 
 
+def status_rows(
+    document: Mapping[str, Any], probes: Mapping[str, int | str]
+) -> list[dict[str, Any]]:
+    """Rows of the `status` table, one per rank.
+
+    Args:
+        document: The router's status document; empty without a router.
+        probes: Nanoseconds to a token of each rank, or why none came, by name.
+    """
+    known = {endpoint["name"]: endpoint for endpoint in document.get("endpoints", ())}
+    group = {
+        "load_balance": document.get("policy"),
+        "desired": document.get("desired_endpoints"),
+        "ready": document.get("ready_endpoints"),
+        "parallelism": json.dumps(document["parallelism"]) if document else None,
+    }
+    keys = ("registered", "healthy", "in_selection", "circuit")
+    return [
+        {
+            "endpoint": name,
+            **group,
+            **{key: known.get(name, {}).get(key) for key in keys},
+            "probe_ns": found if isinstance(found, int) else None,
+            "probe_error": found if isinstance(found, str) else None,
+        }
+        for name, found in probes.items()
+    ]
+
+
+def released_rows(
+    held: Sequence[tuple[str, Sequence[tuple[str, float, int]]]], left: str
+) -> list[dict[str, Any]]:
+    """Rows of the `released` table: one per GPU, or one for a machine without GPUs.
+
+    Args:
+        held: Each machine's name, and (GPU, MiB in use, processes) of its GPUs.
+        left: What the arm left behind, in words.
+    """
+    rows: list[dict[str, Any]] = []
+    for node, gpus in held:
+        row = {"node": node, "left_behind": left}
+        rows += [row | {"gpu": g, "memory_used_mib": m, "processes": n} for g, m, n in gpus]
+        rows += [] if gpus else [row]
+    return rows
+
+
 def _asked(trial: Trial) -> str:
     assert isinstance(trial, A2aTrial | ServingTrial)
     return trial.transport.kind.name

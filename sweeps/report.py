@@ -14,6 +14,7 @@ from sweeps import (
     report_flags,
     report_published,
     report_serving,
+    report_standing,
 )
 from sweeps.read import load
 from sweeps.report_compare import COMPARISONS
@@ -69,6 +70,7 @@ def build(swept: View, published: str | None = None) -> list[Section]:
         *report_failures.sections(swept),
         *report_flags.sections(swept),
         *report_evidence.sections(swept),
+        *report_standing.sections(swept),
         *report_definitions.sections(swept),
         *report_conditions.sections(swept),
     ]
@@ -84,6 +86,7 @@ def brief(swept: View, published: str | None = None) -> list[Section]:
         *report_serving.brief(swept),
         *_beside(swept, published),
         *report_evidence.brief(swept),
+        *report_standing.brief(swept),
         *report_failures.unavailable(swept),
         *report_failures.brief(swept),
         *report_flags.brief(swept),

@@ -22,7 +22,7 @@ from sweeps.available import Reasons
 from sweeps.block import Block
 from sweeps.feasible import MODEL_CACHE
 from sweeps.host import Host
-from sweeps.outcome import UNAVAILABLE, Outcome, trial_row
+from sweeps.outcome import UNAVAILABLE, Outcome, released_rows, trial_row
 from sweeps.progress import Progress
 from sweeps.store import Store
 from sweeps.trial import A2aTrial, ServingTrial, Trial
@@ -72,8 +72,17 @@ class Runner:
         finally:
             with uninterrupted():
                 left = host.close()
+                if isinstance(trials[0], ServingTrial):
+                    self._note_released(trials, left)
             if left:
                 print(f"ep-ray: left behind: {'; '.join(left)}", file=sys.stderr)
+
+    def _note_released(self, trials: Sequence[Trial], left: Sequence[str]) -> None:
+        """What the machines hold once an arm has gone, under the last of its trials that ended."""
+        ended = [trial for trial in trials if trial.trial_id in self._store.statuses()]
+        if ended:
+            rows = released_rows(self._observer.held(), "; ".join(left))
+            self._store.add(ended[-1].trial_id, {"released": rows})
 
     def _host(self, trials: Sequence[Trial]) -> Any:
         first = trials[0]

@@ -147,6 +147,20 @@ class Store:
         self._sync()
         self._attempts[trial_id].append(trial["status"])
 
+    def add(self, trial_id: str, rows: Rows) -> None:
+        """Writes further rows of a trial's last attempt, which has ended; nothing if it has not.
+
+        Raises:
+            SweepError: They cannot be written.
+        """
+        if not self._attempts[trial_id]:
+            return
+        key = {"trial_id": trial_id, "attempt": len(self._attempts[trial_id])}
+        with uninterrupted(), writing(self.folder):
+            for name, entries in rows.items():
+                self._write(name, _with_key(entries, key, name))
+            self._sync()
+
     def _write(self, name: str, table: pa.Table) -> None:
         if not table.num_rows:
             return

@@ -171,6 +171,32 @@ TELEMETRY = _schema(
     ("value", pa.float64()),
 )
 
+# One row per rank before an arm's first cell and after every cell: the router's status document,
+# and whether the rank itself, asked directly, still generates a token.
+STATUS = _schema(
+    ("when", pa.string()),  # before | after
+    ("endpoint", pa.string()),
+    ("load_balance", pa.string()),  # the router's policy; null without a router, as the next ones
+    ("desired", pa.int32()),  # ranks of the group
+    ("ready", pa.int32()),  # ranks in selection
+    ("parallelism", pa.string()),  # as declared, JSON
+    ("registered", pa.bool_()),
+    ("healthy", pa.bool_()),
+    ("in_selection", pa.bool_()),
+    ("circuit", pa.string()),  # closed | open | half_open
+    ("probe_ns", pa.int64()),  # one token, not streamed; null where none came
+    ("probe_error", pa.string()),
+)
+
+# What a block's machines held after its engines had gone; under the block's last trial.
+RELEASED = _schema(
+    ("node", pa.string()),
+    ("gpu", pa.string()),  # gpu0, ...; null for a machine without GPUs
+    ("memory_used_mib", pa.float64()),
+    ("processes", pa.int32()),  # that compute on the GPU
+    ("left_behind", pa.string()),  # processes and ports of the arm, in words; empty for none
+)
+
 TABLES: dict[str, pa.Schema] = {
     "trials": TRIALS,
     "operations": OPERATIONS,
@@ -180,4 +206,6 @@ TABLES: dict[str, pa.Schema] = {
     "ledger": LEDGER,
     "transport": TRANSPORT,
     "telemetry": TELEMETRY,
+    "status": STATUS,
+    "released": RELEASED,
 }

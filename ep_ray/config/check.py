@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from ep_ray.config.check_workload import backends_of, check_workload, twice
+from ep_ray.config.check_load import check_load
+from ep_ray.config.check_workload import backends_of, check_workload
 from ep_ray.config.errors import ConfigError
 from ep_ray.config.schema import (
     Arm,
@@ -119,7 +120,7 @@ def _serving(config: Config) -> Iterator[str]:
             yield f"arm `{name}` names actors and log files: {_ALLOWED}"
     for arm in arms:
         yield from _arm(config, arm)
-    yield from _load(config)
+    yield from check_load(config)
     if config.model.made not in (None, *MADE):
         yield f"`model.made={config.model.made}`: allowed: {', '.join(MADE)}, null"
     attached = all(arm.kind is ArmKind.attached for arm in arms)
@@ -135,6 +136,11 @@ def _arm(config: Config, arm: Arm) -> Iterator[str]:
     if arm.kind is ArmKind.attached:
         yield from _attached(arm, where)
         return
+    if router_of(config, arm) is RouterPolicy.session and not config.load.sessions:
+        yield (
+            f"`{where}`: router=session keeps a session at one rank, and load.sessions=0: no "
+            "request belongs to one. Set load.sessions=N"
+        )
     if arm.tp < 1 or arm.dp < 1:
         yield f"`{where}`: tp={arm.tp} and dp={arm.dp} are at least 1"
         return
@@ -184,27 +190,6 @@ def _attached(arm: Arm, where: str) -> Iterator[str]:
     for url in [arm.url or "", *arm.rank_urls]:
         if url and (urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname):
             yield f"`{url}` is no URL: write http://HOST:PORT"
-
-
-def _load(config: Config) -> Iterator[str]:
-    load = config.load
-    for shape in load.shapes:
-        if not re.fullmatch(r"[1-9]\d*/[1-9]\d*", shape):
-            yield f"`load.shapes={shape}`: write PROMPT/COMPLETION in tokens, for example 1024/256"
-        elif sum(map(int, shape.split("/"))) > config.model.max_model_len:
-            yield (
-                f"`load.shapes={shape}` is longer than model.max_model_len="
-                f"{config.model.max_model_len}"
-            )
-    if not load.shapes or not load.concurrency:
-        yield "`load.shapes` and `load.concurrency` name at least one value each"
-    yield from twice("load.shapes", load.shapes)
-    yield from twice("load.concurrency", load.concurrency)
-    for c in load.concurrency:
-        if c < 1:
-            yield f"`load.concurrency={c}`: at least 1"
-    if load.min_requests < 1 or load.requests_per_slot < 1:
-        yield "`load.min_requests` and `load.requests_per_slot` are at least 1"
 
 
 def _transport_problem(

@@ -75,9 +75,17 @@ class Dtype(Enum):
 
 
 class RouterPolicy(Enum):
-    """How requests reach the ranks. `none` means that there is no router: one server, direct."""
+    """How requests reach the ranks.
+
+    `round_robin` takes them in turn, exactly; `random` draws each; `least_inflight` takes the rank
+    with the fewest requests on their way; `session` keeps each session at one rank; `none` means
+    that there is no router: the client goes to the server, or round the servers itself.
+    """
 
     round_robin = "round_robin"
+    random = "random"
+    least_inflight = "least_inflight"
+    session = "session"
     none = "none"
 
 

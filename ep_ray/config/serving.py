@@ -116,12 +116,14 @@ class Router:
         host: Address that the router listens on.
         port: Port that the router listens on.
         connect_timeout_s: Deadline to open a connection to a rank.
+        cooldown_s: How long a rank that failed keeps requests away before it is tried again.
     """
 
     policy: RouterPolicy = RouterPolicy.round_robin
     host: str = "127.0.0.1"
     port: int = 18900
     connect_timeout_s: float = 5.0
+    cooldown_s: float = 5.0
 
 
 @dataclass
@@ -139,6 +141,8 @@ class Load:
         ignore_eos: Whether every request generates exactly the asked completion length.
         temperature: Sampling temperature.
         request_timeout_s: Deadline of one request.
+        sessions: Sessions that the requests of a cell belong to in turn (`x-session-id`), which
+            the router policy `session` keeps at one rank each; 0 for none.
     """
 
     api: Api = Api.completions
@@ -151,3 +155,4 @@ class Load:
     ignore_eos: bool = True
     temperature: float = 0.0
     request_timeout_s: float = 600.0
+    sessions: int = 0

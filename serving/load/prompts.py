@@ -42,6 +42,7 @@ class CallSpec:
         temperature: Sampling temperature.
         ignore_eos: Whether exactly `completion_tokens` are generated.
         return_token_ids: Whether the server names the token ids of each chunk.
+        sessions: Sessions that requests belong to in turn; 0 for none.
         strict: Sends standard OpenAI fields only, for servers that refuse others. The length
             cannot be forced then.
     """
@@ -55,6 +56,7 @@ class CallSpec:
     temperature: float = 0.0
     ignore_eos: bool = True
     return_token_ids: bool = False
+    sessions: int = 0
     strict: bool = False
 
 
@@ -97,6 +99,7 @@ def build_requests(
             body=json.dumps({**common, **body}, separators=(",", ":")).encode(),
             max_tokens=spec.completion_tokens,
             ignore_eos=spec.ignore_eos and not spec.strict,
+            session=f"{trial_id}-s{index % spec.sessions}" if spec.sessions else None,
         )
         for index, (role, body) in enumerate(zip(roles, bodies, strict=True))
     ]

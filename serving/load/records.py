@@ -21,6 +21,7 @@ class Request:
         max_tokens: Completion length that the body asks for.
         ignore_eos: Whether the body makes the server generate exactly `max_tokens`; a
             completion of another length is then a failed request.
+        session: Sent as `x-session-id` where there is one.
     """
 
     request_id: str
@@ -28,6 +29,7 @@ class Request:
     body: bytes
     max_tokens: int
     ignore_eos: bool = True
+    session: str | None = None
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:

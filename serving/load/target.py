@@ -78,6 +78,8 @@ def request_bytes(target: Target, request: Request, extra_headers: Mapping[str, 
         "x-request-id": request.request_id,
         "x-ep-ray-role": request.role,
     }
+    if request.session is not None:
+        fields["x-session-id"] = request.session
     lines = [f"POST {target.path} HTTP/1.1", *(f"{k}: {v}" for k, v in fields.items())]
     if any("\r" in line or "\n" in line for line in lines):
         raise ValueError(f"request {request.request_id}: a header or the path holds a line break")

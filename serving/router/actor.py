@@ -45,6 +45,10 @@ class RouterActor:
         """See `Router.set_endpoints`."""
         self._router.set_endpoints(endpoints, desired, parallelism)
 
+    def use(self, policy: str) -> None:
+        """See `Router.use`."""
+        self._router.use(policy)
+
     def counters(self) -> dict[str, dict[str, dict[str, int]]]:
         """See `Router.counters`."""
         return self._router.counters()

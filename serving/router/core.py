@@ -55,7 +55,9 @@ class Core:
         self.clients: set[Client] = set()
         self.unrouted: dict[str, int] = {}
         self.draining = False
+        self._seed = settings.seed
         self._policy = make_policy(settings.policy, settings.seed)
+        self._policies = {settings.policy: self._policy}
         self._others = RoundRobin()
         self._desired = 0
         self._parallelism: dict[str, object] = {}
@@ -78,11 +80,21 @@ class Core:
                 drop_idle(endpoint)
         for name, url in endpoints:
             self._register(name, url)
-        for policy in (self._policy, self._others):
+        for policy in (*self._policies.values(), self._others):
             policy.assign(self.endpoints[name] for name in names)
         self._desired = len(names) if desired is None else desired
         if parallelism is not None:
             self._parallelism = dict(parallelism)
+
+    def use(self, name: str) -> None:
+        """See `Router.use`."""
+        if self.in_flight and name != self.policy:
+            raise ValueError(f"router {self.name} has {self.in_flight} requests on their way")
+        if name not in self._policies:
+            policy = make_policy(name, self._seed)
+            policy.assign(self._policy.endpoints)
+            self._policies[name] = policy
+        self.policy, self._policy = name, self._policies[name]
 
     def _register(self, name: str, url: str) -> None:
         known = self.endpoints.get(name)

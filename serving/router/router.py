@@ -129,6 +129,14 @@ class Router:
         """
         self._call(lambda core: core.set_endpoints(endpoints, desired, parallelism))
 
+    def use(self, policy: str) -> None:
+        """Chooses endpoints by another policy from now on; each keeps its own turns meanwhile.
+
+        Raises:
+            ValueError: Unknown policy, or requests are on their way.
+        """
+        self._call(lambda core: core.use(policy))
+
     def counters(self) -> dict[str, dict[str, dict[str, int]]]:
         """`{endpoint: {role: {forwarded, complete, failed, aborted, retried}}}`, one instant."""
         return self._call(Core.counters)

@@ -79,6 +79,25 @@ def test_1137_requests_over_four_ranks_are_285_284_284_284(router, ranks):
     assert got == [285, 284, 284, 284]
 
 
+def test_policies_take_turns_and_each_keeps_its_own_place(router, ranks):
+    url = group(router, ranks, None, None, None)
+    ask(url)  # round robin: rank 0
+    router.use("session")
+    for _ in range(4):
+        ask(url, x_session_id="a")
+    before = [tally(router, rank)[0] for rank in range(3)]
+    assert sorted(before) in ([0, 0, 5], [0, 1, 4])
+    assert router.status()["policy"] == "session"
+    router.use("round_robin")
+    ask(url)  # rank 1
+    router.set_endpoints([(f"rank{i}", rank.url) for i, rank in enumerate(ranks[:2])])
+    ask(url)  # another list begins with its first
+    grown = [tally(router, rank)[0] - before[rank] for rank in range(3)]
+    assert grown == [1, 1, 0]
+    with pytest.raises(ValueError, match="router policy 'fastest': choose one of round_robin"):
+        router.use("fastest")
+
+
 def test_counters_are_kept_by_role(router, ranks):
     url = group(router, ranks, None)
     for role, times in (("warmup", 2), ("calibration", 1), ("measured", 3)):

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from serving.load.prompts import CallSpec, build_requests, default_exclusion
+from serving.load.target import Target, request_bytes
 
 SPEC = CallSpec("m", "completions", 64, 16, vocab_size=1024)
 
@@ -106,3 +107,13 @@ def test_without_a_vocabulary_completions_get_unique_text():
 def test_what_cannot_be_built_is_refused(spec, message):
     with pytest.raises(ValueError, match=message):
         bodies(spec)
+
+
+def test_requests_belong_to_sessions_in_turn_and_say_so_on_the_wire():
+    spec = CallSpec("m", "completions", 4, 4, vocab_size=1024, sessions=2)
+    requests = build_requests(spec, seed=0, trial_id="t", measured=3)
+    assert [request.session for request in requests] == ["t-s0", "t-s1", "t-s0"]
+    target = Target.parse("http://127.0.0.1:1", "completions")
+    assert b"\r\nx-session-id: t-s1\r\n" in request_bytes(target, requests[1], {})
+    (alone,) = build_requests(SPEC, seed=0, trial_id="t", measured=1)
+    assert b"x-session-id" not in request_bytes(target, alone, {})

@@ -31,6 +31,7 @@ SHIPPED = {
     "gpu_quickstart": (4, 1),
     "one_gpu": (48, 1),
     "quickstart": (16, 4),
+    "router_policies": (5, 2),
     "shared_gpu": (3, 2),
     "two_gpus": (48, 2),
     "wide_tp": (12, 8),

@@ -99,6 +99,12 @@ SERVING = [
         "`arm.ep=2`: with EP on, vLLM spreads experts over tp x dp = 1 x 4 = 4; set arm.ep=4",
     ),
     ({"arm__tp": 0}, "`arm`: tp=0 and dp=2 are at least 1"),
+    ({"load__sessions": -1}, "`load.sessions=-1`: at least 0"),
+    (
+        {"arm__router": s.RouterPolicy.session},
+        "`arm`: router=session keeps a session at one rank, and load.sessions=0: no request "
+        "belongs to one. Set load.sessions=N",
+    ),
     (
         {"arm__dp": 3, "arm__ep": 3},
         "`arm`: 8 experts of model `tiny-moe` do not divide over EP 3 (tp 1 x dp 3)",
