@@ -82,15 +82,8 @@ class AttachedHost:
     def send(self, trial: ServingTrial, requests: Sequence[Request]) -> CellRecord:
         """Sends a cell's load. Raises `TrialError` if a deadline passes."""
         assert self._driver is not None
-        load = self._config.load
-        return self._driver.send(
-            [Target.parse(self._arm.url or "", load.api.name)],
-            requests,
-            trial.concurrency,
-            load.request_timeout_s,
-            self._config.deadlines.trial_s,
-            lambda: None,
-        )
+        target = Target.parse(self._arm.url or "", self._config.load.api.name)
+        return self._driver.send([target], requests, trial, self._config, lambda: None)
 
     def counts(self, _: ServingTrial) -> Counts:
         """Counters of the ranks whose URLs are given; a foreign router's are not known."""

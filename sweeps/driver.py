@@ -7,12 +7,16 @@ from typing import Any
 
 import ray
 
+from ep_ray.config.schema import Config
 from ep_ray.watchdog import TrialError, wait_all
 from serving.load.actor import LoadClient
+from serving.load.arrivals import arrivals_ns
 from serving.load.records import CellRecord, Request
 from serving.load.target import Target
+from sweeps.trial import ServingTrial
 
 _POLL_S = 1.0
+_WARMUP_IN_FLIGHT = 4  # in an open loop, whose measured requests have no such bound
 _CALL_S = 30.0
 
 
@@ -35,9 +39,8 @@ class Driver:
         self,
         targets: Sequence[Target],
         requests: Sequence[Request],
-        concurrency: int,
-        request_timeout_s: float,
-        deadline_s: float,
+        trial: ServingTrial,
+        config: Config,
         check_alive: Callable[[], None],
     ) -> CellRecord:
         """Sends one cell's requests and waits, as long as the arm lives.
@@ -45,15 +48,22 @@ class Driver:
         Args:
             targets: Servers that take turns.
             requests: All roles.
-            concurrency: Requests in flight.
-            request_timeout_s: Deadline of one request.
-            deadline_s: Deadline of the cell.
+            trial: The cell.
+            config: The experiment.
             check_alive: Raises `TrialError` once a rank or the router is gone.
 
         Raises:
             TrialError: The arm or the client died, or the deadline passed.
         """
-        run = self._client.run.remote(targets, requests, concurrency, request_timeout_s)
+        deadline_s = config.deadlines.trial_s
+        run = self._client.run.remote(
+            targets,
+            requests,
+            trial.concurrency or _WARMUP_IN_FLIGHT,
+            config.load.request_timeout_s,
+            None,
+            arrivals_of(trial, config),
+        )
         waited_s = 0.0
         try:
             while not ray.wait([run], timeout=_POLL_S)[0]:
@@ -70,3 +80,17 @@ class Driver:
     def close(self) -> None:
         """Ends the client and with it every request in flight."""
         ray.kill(self._client)
+
+
+def arrivals_of(trial: ServingTrial, config: Config) -> list[int] | None:
+    """When the cell's measured requests are sent; None in a closed loop.
+
+    All arms of a cell and repeat get the same times, for they are compared in pairs.
+    """
+    if trial.rate_per_s is None:
+        return None
+    key = f"{config.seed}/{trial.cell}/r{trial.repeat}"
+    load, rate = config.load, trial.rate_per_s
+    return arrivals_ns(
+        trial.arrival.name, rate, trial.requests, key, load.burstiness, load.ramp_from
+    )

@@ -36,6 +36,8 @@ def _trial_s(trial: Trial, device: DeviceKind) -> float:
         scale = max(1.0, trial.ep * trial.tokens / 512)
         return _OPERATIONS * (trial.iterations + _WARMUP) * ITERATION_S[device] * scale
     assert isinstance(trial, ServingTrial)
+    if trial.rate_per_s is not None:
+        return trial.requests / trial.rate_per_s
     rate = _published_rate(trial)
     if rate is None:
         rate = min(trial.concurrency, 16) / _TOKEN_S[device]

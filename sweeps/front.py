@@ -84,14 +84,7 @@ class Front:
         """Sends a cell's load; see `Driver.send`."""
         assert self._driver is not None
         self._use(trial)
-        return self._driver.send(
-            self._targets(trial),
-            requests,
-            trial.concurrency,
-            self._config.load.request_timeout_s,
-            self._config.deadlines.trial_s,
-            check_alive,
-        )
+        return self._driver.send(self._targets(trial), requests, trial, self._config, check_alive)
 
     def _use(self, trial: ServingTrial) -> None:
         if trial.router is not RouterPolicy.none:

@@ -126,7 +126,9 @@ def _cell_columns(trial: Trial) -> dict[str, Any]:
     return {
         "backend": layout.all2all_backend if layout.enable_ep else None,
         "shape": trial.shape,
-        "concurrency": trial.concurrency,
+        "concurrency": trial.concurrency or None,
+        "arrival": trial.arrival.name,
+        "rate_per_s": trial.rate_per_s,
         "requests": trial.requests,
         **({"tp": layout.tp, "dp": layout.dp} if trial.gpus else {}),
         **({"ep": layout.tp * layout.dp} if layout.enable_ep else {}),

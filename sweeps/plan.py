@@ -8,17 +8,26 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ep_ray.config.check import arms_of, requests_of, router_of, transport_of
-from ep_ray.config.schema import Arm, Config, DeviceKind, Measure, RouterPolicy, Transport
+from ep_ray.config.check import arms_of, requests_at, requests_of, router_of, transport_of
+from ep_ray.config.schema import (
+    Arm,
+    ArrivalKind,
+    Config,
+    DeviceKind,
+    Measure,
+    RouterPolicy,
+    Transport,
+)
 from sweeps.plan_a2a import a2a_trials
-from sweeps.trial import ServingTrial, Side, Trial, dump, identity, mirrored, without
+from sweeps.trial import LoadPoint, ServingTrial, Side, Trial, dump, identity, mirrored, without
 
 # Keys of an arm and of a load that leave the result as it is, or that count in another form.
 _NEUTRAL_ARM = (
     "name", "vllm_port", "api_port", "rpc_port", "startup_timeout_s", "transport", "router",
 )  # fmt: skip
 _NEUTRAL_LOAD = (
-    "shapes", "concurrency", "min_requests", "requests_per_slot", "request_timeout_s",
+    "shapes", "concurrency", "rate", "min_requests", "requests_per_slot", "duration_s",
+    "request_timeout_s",
 )  # fmt: skip
 
 
@@ -49,17 +58,25 @@ def _serving(config: Config, device: DeviceKind, repeat: int) -> Iterator[Servin
     deployments = list(dict.fromkeys(side.deployment for side in sides))
     for deployment in mirrored(deployments, repeat):
         together = [side for side in sides if side.deployment == deployment]
-        for turn, (shape, concurrency) in enumerate(_cells(config, repeat)):
+        for turn, (shape, point) in enumerate(_cells(config, repeat)):
             for side in mirrored(together, repeat + turn):
-                yield _serving_trial(config, side, shape, concurrency, repeat)
+                yield _serving_trial(config, side, shape, point, repeat)
 
 
-def _cells(config: Config, repeat: int) -> list[tuple[str, int]]:
+def _cells(config: Config, repeat: int) -> list[tuple[str, LoadPoint]]:
     """Cells of a block; with repeats in a shuffled order, so that neighbours vary."""
-    cells = [(s, c) for s in config.load.shapes for c in config.load.concurrency]
+    cells = [(shape, p) for shape in config.load.shapes for p in load_points(config)]
     if config.repeats > 1:
         random.Random(f"{config.seed}/{repeat}").shuffle(cells)
     return cells
+
+
+def load_points(config: Config) -> list[LoadPoint]:
+    """What is asked of the load at each shape, in order."""
+    load = config.load
+    if load.arrival is ArrivalKind.closed:
+        return [LoadPoint(c, None, requests_of(config, c)) for c in load.concurrency]
+    return [LoadPoint(0, rate, requests_at(config, rate)) for rate in load.rate]
 
 
 @dataclass(frozen=True)
@@ -79,7 +96,7 @@ class _ArmSide:
         shared |= {"transport": transport, "ranks_per_gpu": config.cluster.ranks_per_gpu}
         engines = dump({**shared, "arm": without(arm, ("name", "router", "transport"))})
         own = {**shared, "seed": config.seed, "router": router}
-        full = {"arm": arm, "load": without(config.load, ("shapes", "concurrency"))}
+        full = {"arm": arm, "load": without(config.load, ("shapes", "concurrency", "rate"))}
         hashed = {
             "arm": without(arm, _NEUTRAL_ARM),
             "load": without(config.load, _NEUTRAL_LOAD),
@@ -89,13 +106,15 @@ class _ArmSide:
 
 
 def _serving_trial(
-    config: Config, side: _ArmSide, shape: str, concurrency: int, repeat: int
+    config: Config, side: _ArmSide, shape: str, point: LoadPoint, repeat: int
 ) -> ServingTrial:
     prompt, completion = map(int, shape.split("/"))
-    cell = f"{prompt}-{completion}-c{concurrency}"
-    requests = requests_of(config, concurrency)
+    cell = f"{prompt}-{completion}-{point.name}"
+    more: dict[str, Any] = {"requests": point.requests}
+    if point.rate_per_s is not None:
+        more["rate_per_s"] = point.rate_per_s
     return ServingTrial(
-        **identity(Measure.serving, side.arm.name, cell, repeat, side.side, {"requests": requests}),
+        **identity(Measure.serving, side.arm.name, cell, repeat, side.side, more),
         layout=side.arm,
         deployment=side.deployment,
         transport=side.transport,
@@ -103,6 +122,8 @@ def _serving_trial(
         shape=shape,
         prompt_tokens=prompt,
         completion_tokens=completion,
-        concurrency=concurrency,
-        requests=requests,
+        concurrency=point.concurrency,
+        requests=point.requests,
+        arrival=config.load.arrival,
+        rate_per_s=point.rate_per_s,
     )

@@ -54,7 +54,11 @@ def _arm_blocks(match: ArmMatch, grid: ServingGrid, found: list[Trial]) -> list[
     if match.published is None:
         return [f"{match.label}: not compared, {match.why_not}."]
     theirs = published_cells(data.external_dp(), match.published)
-    cells = [(key, o[match.label]) for key, o in sorted_cells(grid) if match.label in o]
+    cells = [
+        ((key.shape, key.concurrency), o[match.label])
+        for key, o in sorted_cells(grid)
+        if match.label in o and key.rate_per_s is None  # no published cell was an open loop
+    ]
     ours = {key: outcome for key, outcome in cells if outcome.metrics}
     failed = [key for key, outcome in cells if not outcome.metrics]
     shared = overlap(ours, theirs)

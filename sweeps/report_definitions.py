@@ -50,7 +50,8 @@ _SERVING = (
     (
         "load",
         "closed loop at concurrency c: never more than c requests in flight, and exactly c while "
-        "any remain; warm-up and calibration requests are kept apart",
+        "any remain; open loop (`req/s`): sent at times drawn beforehand, whatever the server "
+        "does; warm-up and calibration requests are kept apart",
     ),
     (
         "clock",

@@ -39,8 +39,8 @@ def sections(view: View) -> list[Section]:
         return []
     arms = labels(view.of("serving"))
     blocks: list[Block] = [_sentence(grid), *equal_batch_remark(view.of("serving"))]
-    for shape in dict.fromkeys(shape for shape, _ in grid):
-        cells = [cell for cell in sorted_cells(grid) if cell[0][0] == shape]
+    for shape in dict.fromkeys(key.shape for key in grid):
+        cells = [cell for cell in sorted_cells(grid) if cell[0].shape == shape]
         blocks.append(_table(f"{shape} tokens", cells, arms, (_REQUESTS, *LATENCY)))
         blocks.append(_table(f"{shape} tokens, more", cells, arms, _MORE))
     return [Section("Serving", tuple(blocks)), *_ratios(view)]
@@ -58,14 +58,18 @@ def brief(view: View) -> list[Section]:
 
 def _ratios(view: View) -> list[Section]:
     arms = labels(view.of("serving"))
-    rows = {f"{shape} c{c}": outcomes for (shape, c), outcomes in sorted_cells(view.serving)}
+    rows = {f"{key.shape} {key.load}": found for key, found in sorted_cells(view.serving)}
     return ratio_table("Serving ratios", arms, LATENCY, rows, _whole)
 
 
 def sorted_cells(grid: ServingGrid) -> Cells:
-    """Cells by shape in the order of the sweep, then by concurrency."""
-    shapes = list(dict.fromkeys(shape for shape, _ in grid))
-    return sorted(grid.items(), key=lambda item: (shapes.index(item[0][0]), item[0][1]))
+    """Cells by shape in the order of the sweep, then by concurrency or rate."""
+    shapes = list(dict.fromkeys(key.shape for key in grid))
+
+    def place(key: ServingKey) -> tuple[int, int, float]:
+        return shapes.index(key.shape), key.concurrency, key.rate_per_s or 0.0
+
+    return sorted(grid.items(), key=lambda item: place(item[0]))
 
 
 def _sentence(grid: ServingGrid) -> str:
@@ -87,10 +91,10 @@ def _table(
 ) -> Table:
     rows = [
         (
-            f"{shape} c{c}" if with_shape else f"c{c}",
-            {key: value for arm, o in outcomes.items() for key, value in _values(arm, o, metrics)},
+            f"{key.shape} {key.load}" if with_shape else key.load,
+            {at: value for arm, o in outcomes.items() for at, value in _values(arm, o, metrics)},
         )
-        for (shape, c), outcomes in cells
+        for key, outcomes in cells
     ]
     return stacked(title, ("cell", "arm"), arms, metrics, rows)
 

@@ -58,6 +58,8 @@ class Trial:
     masked_share: float | None
     tokens_per_rank: str | None
     local_tp: int | None
+    arrival: str | None
+    rate_per_s: float | None
 
     @property
     def label(self) -> str:

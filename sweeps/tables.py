@@ -12,7 +12,7 @@ SCHEMA_VERSION = "1"
 
 ADDED_LATER = frozenset(
     {"tags", "launch", "compat", "masked_share", "tokens_per_rank", "routing_digest"}
-    | {"statistic", "loop", "timed_unix_ns", "timed_ns", "local_tp"}
+    | {"statistic", "loop", "timed_unix_ns", "timed_ns", "local_tp", "arrival", "rate_per_s"}
 )
 """Columns that folders of this version may lack: they were written before there was such a thing,
 and read as null."""
@@ -55,7 +55,7 @@ TRIALS = _schema(
     ("combine_dtype", pa.string()),
     # serving cells
     ("shape", pa.string()),
-    ("concurrency", pa.int32()),
+    ("concurrency", pa.int32()),  # of a closed loop; null in an open one
     ("requests", pa.int32()),
     ("tp", pa.int32()),
     ("dp", pa.int32()),
@@ -73,6 +73,9 @@ TRIALS = _schema(
     ("routing_digest", pa.string()),  # SHA-256 of the routing file; null without one
     ("timed_unix_ns", pa.int64()),  # when rank 0 began its first sample
     ("timed_ns", pa.int64()),  # from there to the end of its last one
+    # further columns of serving cells
+    ("arrival", pa.string()),  # closed | poisson | gamma | ramp; null was closed
+    ("rate_per_s", pa.float64()),  # of an open loop, which has no concurrency
 )
 
 # One row per operation of an all-to-all trial.

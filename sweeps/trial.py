@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from ep_ray.config.schema import (
     Arm,
     ArmKind,
+    ArrivalKind,
     Backend,
     CompatKind,
     LaunchKind,
@@ -68,10 +69,32 @@ class A2aTrial(Trial):
 
 
 @dataclass(frozen=True)
-class ServingTrial(Trial):
-    """One closed-loop cell against one arm.
+class LoadPoint:
+    """How much load a cell asks for.
 
     Attributes:
+        concurrency: Requests in flight in a closed loop; 0 in an open one.
+        rate_per_s: Requests per second of an open loop; None in a closed one.
+        requests: Measured requests.
+    """
+
+    concurrency: int
+    rate_per_s: float | None
+    requests: int
+
+    @property
+    def name(self) -> str:
+        """`c16`, or `q2.5` for 2.5 requests per second."""
+        return f"c{self.concurrency}" if self.rate_per_s is None else f"q{self.rate_per_s:g}"
+
+
+@dataclass(frozen=True)
+class ServingTrial(Trial):
+    """One cell against one arm.
+
+    Attributes:
+        concurrency: Requests in flight in a closed loop; 0 in an open one.
+        rate_per_s: Requests per second of an open loop; None in a closed one.
         deployment: Equal for arms that differ only in how requests reach the engines; they
             share the engines and take turns cell by cell.
     """
@@ -85,6 +108,8 @@ class ServingTrial(Trial):
     completion_tokens: int
     concurrency: int
     requests: int
+    arrival: ArrivalKind = ArrivalKind.closed
+    rate_per_s: float | None = None
 
     @property
     def block(self) -> str:

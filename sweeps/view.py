@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -14,7 +14,22 @@ from sweeps.a2a_metrics import A2aMetrics, a2a_metrics
 from sweeps.outcome import UNAVAILABLE
 from sweeps.results import Grid, Trial, arrange, by_trial, trials
 
-ServingKey = tuple[str, int]  # shape, concurrency
+
+class ServingKey(NamedTuple):
+    """Where a serving cell stands: its shape, and its concurrency or an open loop's rate."""
+
+    shape: str
+    concurrency: int
+    rate_per_s: float | None = None
+
+    @property
+    def load(self) -> str:
+        """`c16`, or `2.5 req/s`."""
+        if self.rate_per_s is not None:
+            return f"{self.rate_per_s:g} req/s"
+        return f"c{self.concurrency}"
+
+
 ServingGrid = Grid[ServingKey, CellMetrics]
 A2aKey = tuple[str, int]  # everything else that distinguishes two cells, in words; EP size
 A2aGrid = Grid[A2aKey, A2aMetrics]
@@ -72,7 +87,7 @@ def view(tables: Mapping[str, pa.Table]) -> View:
 
 def serving_key(trial: Trial) -> ServingKey:
     """Where a serving trial stands in the tables."""
-    return trial.shape or trial.cell, trial.concurrency or 0
+    return ServingKey(trial.shape or trial.cell, trial.concurrency or 0, trial.rate_per_s)
 
 
 def a2a_key(trial: Trial) -> A2aKey:
@@ -101,7 +116,7 @@ def _serving_metrics(tables: Mapping[str, pa.Table], found: list[Trial]) -> dict
         trial.trial_id: cell_metrics(
             [request_record(row) for row in requests[trial.trial_id]],
             cells[trial.trial_id][0]["wall_ns"],
-            trial.concurrency or 1,
+            trial.concurrency or 0,
         )
         for trial in found
         if trial.trial_id in cells and trial.trial_id in requests

@@ -74,6 +74,11 @@ def requests_of(config: Config, concurrency: int) -> int:
     return max(config.load.min_requests, config.load.requests_per_slot * concurrency)
 
 
+def requests_at(config: Config, rate_per_s: float) -> int:
+    """Measured requests of an open loop's cell: as many as arrive in its time."""
+    return max(config.load.min_requests, round(rate_per_s * config.load.duration_s))
+
+
 def _general(config: Config) -> Iterator[str]:
     if not config.measure:
         yield "`measure` is empty: name a2a, serving or both"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 
 from ep_ray.config.check_workload import twice
-from ep_ray.config.schema import Config
+from ep_ray.config.schema import ArrivalKind, Config, Load
 
 
 def check_load(config: Config) -> Iterator[str]:
@@ -20,14 +21,42 @@ def check_load(config: Config) -> Iterator[str]:
                 f"`load.shapes={shape}` is longer than model.max_model_len="
                 f"{config.model.max_model_len}"
             )
-    if not load.shapes or not load.concurrency:
-        yield "`load.shapes` and `load.concurrency` name at least one value each"
+    if not load.shapes:
+        yield "`load.shapes` names at least one value"
     yield from twice("load.shapes", load.shapes)
-    yield from twice("load.concurrency", load.concurrency)
-    for c in load.concurrency:
-        if c < 1:
-            yield f"`load.concurrency={c}`: at least 1"
+    yield from _closed(load) if load.arrival is ArrivalKind.closed else _open(load)
     if load.min_requests < 1 or load.requests_per_slot < 1:
         yield "`load.min_requests` and `load.requests_per_slot` are at least 1"
     if load.sessions < 0:
         yield f"`load.sessions={load.sessions}`: at least 0"
+
+
+def _closed(load: Load) -> Iterator[str]:
+    if not load.concurrency:
+        yield "`load.concurrency` names at least one value"
+    yield from twice("load.concurrency", load.concurrency)
+    for c in load.concurrency:
+        if c < 1:
+            yield f"`load.concurrency={c}`: at least 1"
+    if load.rate:
+        yield (
+            f"`load.rate={load.rate}` with load.arrival=closed, which has no rate: choose "
+            "load.arrival=poisson, gamma or ramp, or leave the rate out"
+        )
+
+
+def _open(load: Load) -> Iterator[str]:
+    kind = load.arrival
+    if not load.rate:
+        yield f"`load.rate` is empty: load.arrival={kind.name} needs requests per second"
+    yield from twice("load.rate", load.rate)
+    for key, values in (("rate", load.rate), ("duration_s", [load.duration_s])):
+        for value in values:
+            if not (math.isfinite(value) and value > 0):
+                yield f"`load.{key}={value}`: a number above 0"
+    if not (math.isfinite(load.burstiness) and load.burstiness > 0):
+        yield f"`load.burstiness={load.burstiness}`: a number above 0"
+    elif load.burstiness != 1 and kind is not ArrivalKind.gamma:
+        yield f"`load.burstiness={load.burstiness}`: only load.arrival=gamma reads it"
+    if not 0 < load.ramp_from <= 1:
+        yield f"`load.ramp_from={load.ramp_from}`: above 0, at most 1"

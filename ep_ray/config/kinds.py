@@ -89,6 +89,19 @@ class RouterPolicy(Enum):
     none = "none"
 
 
+class ArrivalKind(Enum):
+    """When requests are sent: `closed` keeps so many in flight; the others are open loops.
+
+    `poisson` draws independent gaps, `gamma` gaps of a given burstiness, and `ramp` is Poisson with
+    a rate that rises linearly.
+    """
+
+    closed = "closed"
+    poisson = "poisson"
+    gamma = "gamma"
+    ramp = "ramp"
+
+
 class Api(Enum):
     """Which OpenAI-compatible endpoint receives the load."""
 

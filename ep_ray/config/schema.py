@@ -15,6 +15,7 @@ from omegaconf import MISSING
 from ep_ray.config.kinds import (
     Api,
     ArmKind,
+    ArrivalKind,
     CompatKind,
     DeviceKind,
     Dtype,
@@ -31,6 +32,7 @@ __all__ = [
     "Api",
     "Arm",
     "ArmKind",
+    "ArrivalKind",
     "Backend",
     "Cluster",
     "CompatKind",

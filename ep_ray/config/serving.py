@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from omegaconf import MISSING
 
-from ep_ray.config.kinds import Api, ArmKind, RouterPolicy, TransportKind
+from ep_ray.config.kinds import Api, ArmKind, ArrivalKind, RouterPolicy, TransportKind
 
 
 @dataclass
@@ -128,12 +128,18 @@ class Router:
 
 @dataclass
 class Load:
-    """What the load generator sends. Cells are shapes x concurrency.
+    """What the load generator sends. Cells are shapes x concurrency, or shapes x rate.
 
     Attributes:
         api: Endpoint that receives the load.
         shapes: `prompt/completion` in tokens, for example `1024/256`.
-        concurrency: Requests in flight; the loop is closed.
+        concurrency: Requests in flight in a closed loop; open loops do not read it.
+        arrival: When requests are sent.
+        rate: Requests per second of open loops, whatever the server does; of a ramp, at its end.
+        duration_s: How long requests arrive in a cell of an open loop; its measured requests are
+            rate x duration_s, and not fewer than min_requests.
+        burstiness: Shape of the gaps of `gamma`: below 1 in bursts, 1 is Poisson, above more even.
+        ramp_from: Share of the rate at which a `ramp` begins.
         min_requests: Fewest measured requests in a cell.
         requests_per_slot: Measured requests per unit of concurrency, where that is more.
         warmups: Warm-up requests per cell, excluded and kept with their role.
@@ -148,6 +154,11 @@ class Load:
     api: Api = Api.completions
     shapes: list[str] = MISSING
     concurrency: list[int] = MISSING
+    arrival: ArrivalKind = ArrivalKind.closed
+    rate: list[float] = field(default_factory=list)
+    duration_s: float = 30.0
+    burstiness: float = 1.0
+    ramp_from: float = 0.1
     min_requests: int = 32
     requests_per_slot: int = 4
     warmups: int = 4

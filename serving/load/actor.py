@@ -34,6 +34,7 @@ class LoadClientActor:
         concurrency: int,
         request_timeout_s: float,
         extra_headers: Mapping[str, str] | None = None,
+        arrivals_ns: Sequence[int] | None = None,
     ) -> CellRecord:
         """Runs one cell; see `run_cell`.
 
@@ -50,6 +51,7 @@ class LoadClientActor:
                 concurrency,
                 request_timeout_s,
                 extra_headers=extra_headers,
+                arrivals_ns=arrivals_ns,
                 stop=stop,
             )
         finally:

@@ -1,6 +1,7 @@
-"""A closed-loop streaming load client: one thread, one uvloop, raw protocols.
+"""A streaming load client: one thread, one uvloop, raw protocols.
 
-At most `concurrency` requests are in flight and, while requests remain, exactly so many.
+In a closed loop at most `concurrency` requests are in flight and, while requests remain, exactly so
+many. In an open loop measured requests are sent when it is their time, whatever is in flight.
 Requests are never sent twice. A kept-alive connection that the server closed while idle is
 replaced before anything is sent on it; one that breaks after that has failed its request,
 even before the first response byte, because the server may have taken the request up and a
@@ -40,6 +41,7 @@ def run_cell(
     *,
     extra_headers: Mapping[str, str] | None = None,
     cancel_after: Mapping[str, float] | None = None,
+    arrivals_ns: Sequence[int] | None = None,
     stop: threading.Event | None = None,
 ) -> CellRecord:
     """Runs one cell: warm-up and calibration requests to completion, then the measured ones.
@@ -53,10 +55,13 @@ def run_cell(
         request_timeout_s: Deadline of one request, and before that of its connection.
         extra_headers: Further request headers.
         cancel_after: Seconds after its sending that a request is aborted, by request id.
+        arrivals_ns: Open loop: when each measured request is sent, from the first moment of the
+            measured phase on; `concurrency` then bounds the warm-up alone.
         stop: Once set from any thread, requests in flight are aborted and the cell ends.
 
     Raises:
-        ValueError: There is no target, the concurrency is below 1, or request ids repeat.
+        ValueError: There is no target, the concurrency is below 1, request ids repeat, or there
+            is not one arrival for each measured request.
     """
     targets = [targets] if isinstance(targets, Target) else list(targets)
     ids = {request.request_id for request in requests}
@@ -65,8 +70,11 @@ def run_cell(
             f"run_cell: {len(targets)} targets, concurrency {concurrency}, {len(requests)} "
             f"requests with {len(ids)} ids: expected a target, 1 or more, and unique ids"
         )
+    measured = sum(request.role == "measured" for request in requests)
+    if arrivals_ns is not None and len(arrivals_ns) != measured:
+        raise ValueError(f"run_cell: {len(arrivals_ns)} arrivals for {measured} measured requests")
     exchanges = _prepare(targets, requests, extra_headers or {}, cancel_after or {})
-    loop = _ClosedLoop(concurrency, request_timeout_s, stop or threading.Event())
+    loop = _Loop(concurrency, request_timeout_s, stop or threading.Event(), arrivals_ns)
     started_cpu_ns = time.thread_time_ns()
     with _no_gc_pauses(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(loop.run(exchanges))
@@ -108,19 +116,31 @@ def _no_gc_pauses() -> Iterator[None]:
             gc.enable()
 
 
-class _ClosedLoop:
+class _Loop:
     """The loop of one cell and the connections that it keeps."""
 
-    def __init__(self, concurrency: int, timeout_s: float, stop: threading.Event) -> None:
+    def __init__(
+        self,
+        concurrency: int,
+        timeout_s: float,
+        stop: threading.Event,
+        arrivals_ns: Sequence[int] | None,
+    ) -> None:
         self.lags_ns: list[int] = []
         self.replaced = 0
         self._concurrency = concurrency
         self._timeout_s = timeout_s
         self._stop = stop
+        self._arrivals_ns = arrivals_ns
         self._idle: dict[Target, list[Connection]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._loop: asyncio.AbstractEventLoop
         self._beats: asyncio.TimerHandle
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests have times of their own."""
+        return self._arrivals_ns is not None
 
     async def run(self, exchanges: list[Exchange]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -137,8 +157,21 @@ class _ClosedLoop:
             return
         first = phase[: self._concurrency]
         await self._each([self._open_ahead(target) for target in self._missing(first)])
+        if self._arrivals_ns is not None and phase[0].request.role == "measured":
+            await self._open_loop(phase, self._arrivals_ns)
+            return
         work = iter(phase)  # shared: each slot takes the next exchange
         await self._each([self._slot(work) for _ in first])
+
+    async def _open_loop(self, phase: list[Exchange], arrivals_ns: Sequence[int]) -> None:
+        start_ns = monotonic_ns()
+        due = [start_ns + after_ns for after_ns in arrivals_ns]
+        await self._each([self._send_at(*pair) for pair in zip(due, phase, strict=True)])
+
+    async def _send_at(self, due_ns: int, exchange: Exchange) -> None:
+        await asyncio.sleep(max(0, due_ns - monotonic_ns()) / 1e9)
+        if not self._stop.is_set():
+            await self._attempt(exchange, due_ns)
 
     def _missing(self, first: list[Exchange]) -> list[Target]:
         """Connections to open so that the first requests of a phase can all start at once."""
@@ -162,11 +195,14 @@ class _ClosedLoop:
         for exchange in work:
             if self._stop.is_set():
                 return
-            exchange.intended_ns = monotonic_ns()
-            try:
-                await self._perform(exchange)
-            except OSError as error:
-                exchange.end(monotonic_ns(), connect_reason(error))
+            await self._attempt(exchange, monotonic_ns())
+
+    async def _attempt(self, exchange: Exchange, intended_ns: int) -> None:
+        exchange.intended_ns = intended_ns
+        try:
+            await self._perform(exchange)
+        except OSError as error:
+            exchange.end(monotonic_ns(), connect_reason(error))
 
     async def _perform(self, exchange: Exchange) -> None:
         connection: Connection | None = None
@@ -211,17 +247,19 @@ class _ClosedLoop:
         self._beats = self._loop.call_later(HEARTBEAT_NS / 1e9, self._beat, now_ns + HEARTBEAT_NS)
 
 
-def _cell_record(loop: _ClosedLoop, exchanges: list[Exchange], cpu_ns: int) -> CellRecord:
+def _cell_record(loop: _Loop, exchanges: list[Exchange], cpu_ns: int) -> CellRecord:
     several = len({exchange.target for exchange in exchanges}) > 1
     records = [decode(e, e.target.name if several else None) for e in exchanges if e.intended_ns]
     measured = [r for r in records if r.role == "measured" and r.sent_ns is not None]
     spans = [(r.sent_ns, r.end_ns) for r in measured if r.sent_ns is not None]
     first_ns = min((sent for sent, _ in spans), default=None)
+    late_ns = [r.sent_ns - r.intended_ns for r in measured if r.sent_ns is not None]
+    lags = [loop.lags_ns, late_ns if loop.is_open else []]
     return CellRecord(
         wall_ns=max(end for _, end in spans) - first_ns if first_ns is not None else 0,
         first_sent_ns=first_ns,
         in_flight_max=in_flight_max(spans),
-        client_lag_p99_ns=int(np.percentile(loop.lags_ns, 99)) if loop.lags_ns else 0,
+        client_lag_p99_ns=max(int(np.percentile(ns, 99)) if ns else 0 for ns in lags),
         client_cpu_ns=cpu_ns,
         replaced_connections=loop.replaced,
         stopped=any(not e.end_ns or e.reason == _STOPPED for e in exchanges),

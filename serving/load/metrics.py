@@ -65,7 +65,7 @@ def cell_metrics(records: Sequence[RequestRecord], wall_ns: int, concurrency: in
     Args:
         records: All its records; other roles than `measured` are left out here.
         wall_ns: `CellRecord.wall_ns`.
-        concurrency: Requests in flight that the cell asked for.
+        concurrency: Requests in flight that the cell asked for; 0 for an open loop.
     """
     measured = [record for record in records if record.role == "measured"]
     ok = [record for record in measured if record.state == "complete"]
@@ -146,7 +146,8 @@ def plausibility(records: Sequence[RequestRecord], concurrency: int) -> str:
     measured = [r for r in records if r.role == "measured"]
     ok = [r for r in measured if r.state == "complete"]
     findings = []
-    if (in_flight := _mean_in_flight(measured, concurrency)) is not None:
+    in_flight = _mean_in_flight(measured, concurrency) if concurrency else None
+    if in_flight is not None:
         findings.append(_compare("requests in flight on average", in_flight, concurrency))
     counted = sum(sum(r.chunk_tokens) for r in ok)
     reported = sum(r.completion_tokens or 0 for r in ok)
@@ -190,8 +191,8 @@ def _explained_ns(record: RequestRecord) -> float:
 def _steady_tokens_per_s(measured: Sequence[RequestRecord], concurrency: int) -> float | None:
     sent = [r.sent_ns for r in measured if r.sent_ns is not None]
     ends = sorted(r.end_ns for r in measured if r.state == "complete")
-    if len(ends) < concurrency:
-        return None
+    if len(ends) < max(1, concurrency) or not concurrency:
+        return None  # an open loop has no steady state to wait for
     start, stop = ends[concurrency - 1], max(sent)
     tokens = 0
     for record in measured:

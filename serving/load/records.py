@@ -54,7 +54,7 @@ class RequestRecord:
         completion_tokens_source: `usage`, `token_ids` or `text_chunks`.
         token_rule: What decided which chunks carry tokens: `continuous_usage`, `token_ids`
             or `text`.
-        intended_ns: When a place in the closed loop fell free for it.
+        intended_ns: When a place in the closed loop fell free for it, or its time in an open loop.
         sent_ns: Just before its first byte was written; None if it was never written.
         end_ns: Receive stamp of the end of the response, or the moment that it failed.
         chunk_ns: Receive stamps of the chunks that carry tokens.
@@ -87,7 +87,8 @@ class CellRecord:
         wall_ns: First measured request sent to last measured request ended; 0 if none was sent.
         first_sent_ns: When the first measured request was sent; None if none was.
         in_flight_max: Most measured requests in flight at once.
-        client_lag_p99_ns: How late the client's 5 ms heartbeat was, 99th percentile.
+        client_lag_p99_ns: How late the client was, 99th percentile: its 5 ms heartbeat, and in an
+            open loop its requests, from their time to their first byte; the later of the two.
         client_cpu_ns: CPU time that the client's thread used while the cell ran.
         replaced_connections: Kept-alive connections that the server had closed while idle and
             that were replaced before anything was sent on them.

@@ -16,6 +16,7 @@ import pytest
 from ep_ray.config import schema as s
 from ep_ray.config.compose import compose_all
 from ep_ray.config.errors import ConfigError
+from sweeps.driver import arrivals_of
 from sweeps.plan import plan
 from sweeps.trial import A2aTrial, ServingTrial, Trial
 
@@ -211,6 +212,10 @@ CHANGES_SERVING = [
     {"load__ignore_eos": False},
     {"load__temperature": 0.5},
     {"load__min_requests": 9},
+    {"load__sessions": 2},
+    {"load__arrival": s.ArrivalKind.poisson, "load__rate": [1.0]},
+    {"load__burstiness": 2.0},
+    {"load__ramp_from": 0.5},
     {"arm__tp": 2},
     {"arm__dp": 3},
     {"arm__enable_ep": False},
@@ -245,6 +250,7 @@ SAME = [
     {"load__request_timeout_s": 1.0},
     {"load__concurrency": [1]},
     {"load__requests_per_slot": 1},
+    {"load__duration_s": 1.0},
     {"workload__zipf_exponent": 2.0},
     {"against__arms": {}},
 ]
@@ -331,3 +337,19 @@ def test_the_readable_configuration_is_complete():
 def test_a_phase_with_an_odd_name_still_gives_json():
     config = quick(workload__phases={'de"code': s.Phase(1, 1)}, measure=[s.Measure.a2a])
     assert json.loads(plan(config, CPU)[0].config_json)["cell"] == 'de"code-t1-ep2-uniform'
+
+
+def test_an_open_loop_has_a_cell_for_each_rate_and_as_many_requests_as_arrive():
+    open_loop = {"load__arrival": s.ArrivalKind.poisson, "load__rate": [0.5, 8.0]}
+    config = quick(**open_loop, load__shapes=["64/16"], load__duration_s=10.0)
+    trials = [t for t in plan(config, CPU) if isinstance(t, ServingTrial)]
+    found = {(t.cell, t.concurrency, t.rate_per_s, t.requests) for t in trials}
+    assert found == {("64-16-q0.5", 0, 0.5, 8), ("64-16-q8", 0, 8.0, 80)}
+    assert {t.arrival for t in trials} == {s.ArrivalKind.poisson}
+    # Arms are compared in pairs: the same requests arrive at the same times.
+    times = [arrivals_of(t, config) for t in trials if t.rate_per_s == 8.0]
+    assert times[0] == times[1]
+    assert len(times[0] or []) == 80
+    again = quick(**open_loop, load__shapes=["64/16"], load__duration_s=10.0, repeats=2)
+    repeats = [t for t in plan(again, CPU) if isinstance(t, ServingTrial) and t.rate_per_s == 8.0]
+    assert arrivals_of(repeats[0], again) != arrivals_of(repeats[-1], again)

@@ -30,6 +30,7 @@ SHIPPED = {
     "external_dp_tcp": (24, 8),
     "gpu_quickstart": (4, 1),
     "one_gpu": (48, 1),
+    "open_loop": (4, 2),
     "quickstart": (16, 4),
     "router_policies": (5, 2),
     "shared_gpu": (3, 2),

@@ -444,3 +444,38 @@ def test_repeated_ids_and_empty_loops_are_refused():
     for twice, concurrency in ((2, 1), (1, 0)):
         with pytest.raises(ValueError, match="unique ids"):
             run_cell(target, requests(1) * twice, concurrency, 1.0)
+
+
+async def answer_late(server, call, reader, writer):
+    await asyncio.sleep(0.3)
+    return GOOD
+
+
+def test_an_open_loop_sends_at_its_times_however_slow_the_server_is(fake_server):
+    gap_ns = 20_000_000
+    arrivals = [gap_ns * number for number in range(10)]  # all before the first answer
+    server = fake_server(answer_late)
+    cell = run(server, 10, warmups=2, arrivals_ns=arrivals)
+    measured = [r for r in cell.requests if r.role == "measured"]
+    assert [r.state for r in measured] == ["complete"] * 10
+    assert [r.intended_ns - measured[0].intended_ns for r in measured] == arrivals
+    assert all(r.sent_ns >= r.intended_ns for r in measured)
+    assert cell.in_flight_max == server.in_flight_max == 10
+    lates = sorted(r.sent_ns - r.intended_ns for r in measured)
+    assert cell.client_lag_p99_ns >= lates[-2]
+    warm = [r for r in cell.requests if r.role == "warmup"]
+    assert max(r.end_ns for r in warm) <= measured[0].intended_ns
+
+
+def test_an_open_loop_that_is_stopped_sends_no_more(fake_server):
+    stop = threading.Event()
+    arrivals = [0, 50_000_000, int(1e9 * DEADLINE_S)]
+    threading.Timer(0.5, stop.set).start()
+    cell = run(fake_server(answer(GOOD)), 3, arrivals_ns=arrivals, stop=stop)
+    assert cell.stopped
+    assert [r.state for r in cell.requests] == ["complete"] * 2
+
+
+def test_each_measured_request_needs_its_time(fake_server):
+    with pytest.raises(ValueError, match="2 arrivals for 3 measured requests"):
+        run(fake_server(answer(GOOD)), 3, warmups=1, arrivals_ns=[0, 1])

@@ -99,6 +99,42 @@ SERVING = [
         "`arm.ep=2`: with EP on, vLLM spreads experts over tp x dp = 1 x 4 = 4; set arm.ep=4",
     ),
     ({"arm__tp": 0}, "`arm`: tp=0 and dp=2 are at least 1"),
+    (
+        {"load__rate": [2.0]},
+        "`load.rate=[2.0]` with load.arrival=closed, which has no rate: choose load.arrival=",
+    ),
+    (
+        {"load__arrival": s.ArrivalKind.poisson},
+        "`load.rate` is empty: load.arrival=poisson needs requests per second",
+    ),
+    (
+        {"load__arrival": s.ArrivalKind.ramp, "load__rate": [0.0]},
+        "`load.rate=0.0`: a number above 0",
+    ),
+    (
+        {"load__arrival": s.ArrivalKind.ramp, "load__rate": [float("nan")]},
+        "`load.rate=nan`: a number above 0",
+    ),
+    (
+        {"load__arrival": s.ArrivalKind.ramp, "load__rate": [1.0, 1.0]},
+        "`load.rate` names 1.0 twice",
+    ),
+    (
+        {"load__arrival": s.ArrivalKind.poisson, "load__rate": [1.0], "load__burstiness": 0.5},
+        "`load.burstiness=0.5`: only load.arrival=gamma reads it",
+    ),
+    (
+        {"load__arrival": s.ArrivalKind.gamma, "load__rate": [1.0], "load__burstiness": -1.0},
+        "`load.burstiness=-1.0`: a number above 0",
+    ),
+    (
+        {"load__arrival": s.ArrivalKind.ramp, "load__rate": [1.0], "load__ramp_from": 0.0},
+        "`load.ramp_from=0.0`: above 0, at most 1",
+    ),
+    (
+        {"load__arrival": s.ArrivalKind.ramp, "load__rate": [1.0], "load__duration_s": 0.0},
+        "`load.duration_s=0.0`: a number above 0",
+    ),
     ({"load__sessions": -1}, "`load.sessions=-1`: at least 0"),
     (
         {"arm__router": s.RouterPolicy.session},
@@ -138,8 +174,8 @@ SERVING = [
         {"load__shapes": ["8000/193"]},
         "`load.shapes=8000/193` is longer than model.max_model_len=8192",
     ),
-    ({"load__shapes": []}, "`load.shapes` and `load.concurrency` name at least one value"),
-    ({"load__concurrency": []}, "`load.shapes` and `load.concurrency` name at least one value"),
+    ({"load__shapes": []}, "`load.shapes` names at least one value"),
+    ({"load__concurrency": []}, "`load.concurrency` names at least one value"),
     ({"load__concurrency": [0]}, "`load.concurrency=0`: at least 1"),
     ({"load__concurrency": [4, 4]}, "`load.concurrency` names 4 twice: each cell runs once"),
     ({"load__shapes": ["8/8", "8/8"]}, "`load.shapes` names 8/8 twice"),

@@ -1,0 +1,54 @@
+"""When the requests of an open loop are sent: drawn beforehand, whatever the server does.
+
+A ramp is a Poisson process whose rate rises linearly in time. With rates r0 and r1 and n requests
+it lasts T = 2n / (r0 + r1); the i-th arrival is where the integral of the rate reaches the sum of
+i unit exponentials.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+ARRIVALS = ("poisson", "gamma", "ramp")
+
+
+def arrivals_ns(
+    kind: str,
+    rate_per_s: float,
+    requests: int,
+    key: str,
+    burstiness: float = 1.0,
+    ramp_from: float = 0.1,
+) -> list[int]:
+    """Nanoseconds from the start of the cell to each request, rising.
+
+    Args:
+        kind: `poisson`: independent gaps; `gamma`: gaps of shape `burstiness`, below 1 in bursts,
+            above 1 more even; `ramp`: Poisson from `ramp_from * rate_per_s` up to `rate_per_s`.
+        rate_per_s: Requests per second; of a ramp, at its end.
+        key: Names the draw; another key draws other times.
+
+    Raises:
+        ValueError: Unknown kind.
+    """
+    rng = np.random.default_rng(int.from_bytes(hashlib.sha256(key.encode()).digest()[:16]))
+    if kind == "poisson":
+        at_s = np.cumsum(rng.standard_exponential(requests)) / rate_per_s
+    elif kind == "gamma":
+        at_s = np.cumsum(rng.standard_gamma(burstiness, requests)) / (burstiness * rate_per_s)
+    elif kind == "ramp":
+        at_s = _ramp(rng, ramp_from * rate_per_s, rate_per_s, requests)
+    else:
+        raise ValueError(f"arrival {kind!r}: choose one of {', '.join(ARRIVALS)}")
+    return [round(1e9 * float(s)) for s in at_s]
+
+
+def _ramp(rng: np.random.Generator, first: float, last: float, requests: int) -> np.ndarray:
+    events = np.cumsum(rng.standard_exponential(requests))
+    slope = (last**2 - first**2) / (2 * requests)  # (last - first) / T
+    if slope == 0:
+        return events / last
+    # first * t + slope / 2 * t^2 = events
+    return (np.sqrt(first**2 + 2 * slope * events) - first) / slope
