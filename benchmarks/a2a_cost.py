@@ -149,7 +149,10 @@ def column(iterations: dict[int, int], torchruns: int) -> dict[str, str]:
 
 def report(lengths: list[float], torchruns: int) -> None:
     before = os.getloadavg()[0]
-    columns = [column(iterations, torchruns) for iterations in calibrated(lengths).values()]
+    columns = []
+    for iterations in calibrated(lengths).values():
+        columns.append(column(iterations, torchruns))
+        print(columns[-1], file=sys.stderr, flush=True)  # a run that is cut short has these
     print(
         f"{len(TOKENS) * len(ROUTINGS)} cells at EP{RANKS}; {os.cpu_count()} cores, load average",
         end=" ",

@@ -79,7 +79,7 @@ def _cell_flags(view: View) -> Iterator[Flag]:
         at = view.place(trial)
         if cell["client_lag_flag"]:
             lag_ms = (cell["client_lag_p99_ns"] or 0) / 1e6
-            yield Flag(*at, "client late (heartbeat p99)", f"{lag_ms:.3f} ms")
+            yield Flag(*at, "client late (p99)", f"{lag_ms:.3f} ms")
         if cell["plausibility"]:
             yield Flag(*at, "plausibility", cell["plausibility"])
         asked = min(trial.concurrency or 0, trial.requests or 0)
