@@ -21,6 +21,7 @@ from serving.load.prompts import CallSpec, build_requests
 from serving.load.target import Target
 
 RUN_S = 900.0
+_START_NOISE = 0.25  # of a start-up's CPU time: what two starts may differ by
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ class Figures:
     """What a client says of a cell, and what it took; ms, tokens/s and seconds.
 
     Attributes:
-        cpu_s: CPU time while the load ran; start-up is left out.
+        cpu_s: CPU time while the load ran, start-up left out; None where it is lost in the noise
+            of the start-up.
         began_ns: CLOCK_MONOTONIC when the client was asked to run.
     """
 
@@ -48,7 +50,7 @@ class Figures:
     tpot_p50: float
     tok_s: float
     ok: int
-    cpu_s: float
+    cpu_s: float | None
     began_ns: int
 
 
@@ -133,10 +135,12 @@ class VllmBench:
             self._startup_cpu_s = self._run(url, model, one, f"{tag}-start")[1]
         began_ns = time.monotonic_ns()
         said, cpu_s = self._run(url, model, cell, tag)
+        used_s = cpu_s - self._startup_cpu_s
+        is_known = used_s > _START_NOISE * self._startup_cpu_s
         return Figures(
             said["median_ttft_ms"], said["p99_ttft_ms"], said["median_itl_ms"],
             said["median_tpot_ms"], said["output_throughput"], said["completed"],
-            max(0.0, cpu_s - self._startup_cpu_s), began_ns,
+            used_s if is_known else None, began_ns,
         )  # fmt: skip
 
     def _run(self, url: str, model: str, cell: Cell, tag: str) -> tuple[dict[str, Any], float]:

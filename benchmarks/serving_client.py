@@ -34,7 +34,7 @@ ENGINE_CORE, CLIENT_CORE = 0, 1
 PACED = ("--ttft-ms", "50", "--itl-ms", "10")
 COALESCED = ("--coalesce", "16")
 PACED_S = 0.05 + 127 * 0.01  # of one request
-VOCAB = 4096
+VOCAB = 100_000
 
 
 @dataclass(frozen=True)
@@ -82,14 +82,15 @@ def truth(log: Path) -> Truth:
     return Truth(float(p50), float(p99), int(received.min()))
 
 
-def speed(clients: Sequence[Client], folder: Path, repeats: int) -> None:
+def speed(clients: Sequence[Client], folder: Path, repeats: int, cases: Sequence[str]) -> None:
     """Prints a table: TTFT error, CPU per 1,000 tokens, rate, and how soon the first request."""
     print(
         "| load | client | TTFT error p50, ms | p99, ms | ITL p50, ms | CPU ms per 1k tokens |",
         end="",
     )
     print(" tokens/s | of the ideal | first request after, s |\n|---|---|" + "---:|" * 7)
-    for name, (options, cell) in CASES.items():
+    for name in cases:
+        options, cell = CASES[name]
         found: dict[str, list[tuple[Figures, Truth]]] = {client.name: [] for client in clients}
         for repeat in range(repeats):
             turn = repeat % len(clients)
@@ -119,12 +120,17 @@ def _row(
         f"{median(f.ttft_p50 - t.ttft_p50 for f, t in runs):.2f}" if paced else "",
         f"{median(f.ttft_p99 - t.ttft_p99 for f, t in runs):.2f}" if paced else "",
         f"{median(f.itl_p50 for f, _ in runs):.3f}" if paced else "",
-        f"{median(f.cpu_s for f, _ in runs) / tokens * 1e6:.1f}",
+        _cpu([f.cpu_s for f, _ in runs], tokens),
         f"{median(f.tok_s for f, _ in runs):,.0f}",
         ideal if paced else "",
         f"{median((t.first_ns - f.began_ns) / 1e9 for f, t in runs):.2f}",
     ]
     return f"| {' | '.join(cells)} |"
+
+
+def _cpu(runs: Sequence[float | None], tokens: int) -> str:
+    known = [cpu_s for cpu_s in runs if cpu_s is not None]
+    return f"{median(known) / tokens * 1e6:.1f}" if len(known) == len(runs) else "in the noise"
 
 
 def agree(clients: Sequence[Client], url: str, model: str, cell: Cell, pairs: int) -> None:
@@ -164,7 +170,8 @@ def main() -> None:
         clients: list[Client] = [EpRay(args.vocab, pinned), VllmBench(tokenizer, folder, pinned)]
         before = os.getloadavg()[0]
         if args.what == "speed":
-            speed([c for c in clients if c.name in args.clients], folder, args.repeats)
+            wanted = [c for c in clients if c.name in args.clients]
+            speed(wanted, folder, args.repeats, args.cases)
         else:
             cell = Cell(args.prompt, args.completion, args.concurrency, args.requests)
             url = args.url or stack.enter_context(null_engine(folder, PACED, ENGINE_CORE))
@@ -178,6 +185,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=["speed", "agree"])
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--clients", nargs="+", choices=names, default=names)
     parser.add_argument("--url", help="a server that is up; else a null engine")
     parser.add_argument("--model", default="null")

@@ -1,4 +1,4 @@
-"""How many requests an arm admits at once, and whether that limit decides a comparison."""
+"""What decides a comparison beside parallelism: how many requests an arm admits, and lockstep."""
 
 from __future__ import annotations
 
@@ -35,4 +35,27 @@ def equal_batch_remark(found: Sequence[Trial]) -> list[str]:
         f"Unequal batch: requests that the engines admit at once (`max_num_seqs` x engines): "
         f"{words}. Above c = {least} the figures compare admission limits as much as parallelism; "
         "an arm with an equal total belongs beside these."
+    ]
+
+
+def lockstep_remark(found: Sequence[Trial]) -> list[str]:
+    """A paragraph where ranks that step together cannot all have the same number of requests.
+
+    Ranks that share an expert collective run every step together: one without a request runs it
+    on nothing, and the others wait for the one with the most.
+    """
+    uneven: dict[str, list[int]] = {}
+    for trial in found:
+        together = (trial.dp or 1) > 1 and (trial.ep or 1) > 1
+        if together and trial.concurrency and trial.concurrency % (trial.dp or 1):
+            uneven.setdefault(f"{trial.label} (DP {trial.dp})", []).append(trial.concurrency)
+    if not uneven:
+        return []
+    words = "; ".join(
+        f"{arm} at {', '.join(f'c = {c}' for c in sorted(set(cells)))}"
+        for arm, cells in uneven.items()
+    )
+    return [
+        "Lockstep: ranks that share an expert collective step together, so a concurrency that is "
+        f"no multiple of DP leaves ranks idle or waiting: {words}."
     ]

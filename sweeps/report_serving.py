@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from serving.load.metrics import CellMetrics
-from sweeps.admission import equal_batch_remark
+from sweeps.admission import equal_batch_remark, lockstep_remark
 from sweeps.report_ratio import ratio_table
 from sweeps.results import Outcome, labels
 from sweeps.tablefmt import Block, Metric, Section, Table, Value, stacked
@@ -38,7 +38,7 @@ def sections(view: View) -> list[Section]:
     if not grid:
         return []
     arms = labels(view.of("serving"))
-    blocks: list[Block] = [_sentence(grid), *equal_batch_remark(view.of("serving"))]
+    blocks: list[Block] = [_sentence(grid), *_remarks(view)]
     for shape in dict.fromkeys(key.shape for key in grid):
         cells = [cell for cell in sorted_cells(grid) if cell[0].shape == shape]
         blocks.append(_table(f"{shape} tokens", cells, arms, (_REQUESTS, *LATENCY)))
@@ -52,8 +52,13 @@ def brief(view: View) -> list[Section]:
         return []
     arms, cells = labels(view.of("serving")), sorted_cells(view.serving)
     table = _table("", cells, arms, (_REQUESTS, *LATENCY), with_shape=True)
-    remark = equal_batch_remark(view.of("serving"))
-    return [Section("Serving", (_sentence(view.serving), *remark, table)), *_ratios(view)]
+    blocks: list[Block] = [_sentence(view.serving), *_remarks(view), table]
+    return [Section("Serving", tuple(blocks)), *_ratios(view)]
+
+
+def _remarks(view: View) -> list[str]:
+    found = view.of("serving")
+    return [*equal_batch_remark(found), *lockstep_remark(found)]
 
 
 def _ratios(view: View) -> list[Section]:

@@ -249,6 +249,23 @@ def test_unequal_batches_are_remarked_only_above_the_smaller_limit(
         assert ("wide_tp 16, external_dp 64. Above c = 16" in str(serving.blocks)) is remarked
 
 
+@pytest.mark.parametrize(
+    ("dp", "ep", "concurrency", "remarked"),
+    [(4, 4, 1, True), (4, 4, 6, True), (4, 4, 8, False), (4, None, 1, False), (1, 4, 1, False)],
+)
+def test_ranks_in_lockstep_are_remarked_where_they_cannot_be_equally_busy(
+    results: Any, tmp_path: Path, dp: int, ep: int | None, concurrency: int, remarked: bool
+) -> None:
+    cell = {"shape": "32/16", "concurrency": concurrency, "requests": 1}
+    results.trial("x", arm="external_dp", dp=dp, ep=ep, **cell)
+    results.serving("x", [results.request(0, [10, 20], [1, 1])], wall_ns=SECOND)
+    report = of_results(results.write(tmp_path))
+    said = f"waiting: external_dp (DP {dp}) at c = {concurrency}."
+    for sections in (report.brief, report.full):
+        (serving,) = [s for s in sections if s.title == "Serving"]
+        assert (said in str(serving.blocks)) is remarked
+
+
 def test_the_brief_report_has_the_published_columns_of_all_shapes_in_one_table(
     results: Any, tmp_path: Path
 ) -> None:
