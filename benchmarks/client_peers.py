@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from benchmarks.router_peers import pin
 from serving.load.metrics import cell_metrics
 from serving.load.prompts import CallSpec, build_requests
 from serving.load.target import Target
@@ -75,7 +76,7 @@ class EpRay:
 
         self._ray, self._vocab_size = ray, vocab_size
         self._actor: Any = LoadClient.options(num_cpus=0).remote()
-        ray.get(self._actor.__ray_call__.remote(_pin, core), timeout=RUN_S)
+        ray.get(self._actor.__ray_call__.remote(pin, core), timeout=RUN_S)
 
     def run(self, url: str, model: str, cell: Cell, tag: str) -> Figures:
         began_ns = time.monotonic_ns()
@@ -91,12 +92,6 @@ class EpRay:
             ttft_p50, ttft_p99, itl_p50, tpot_p50, float(seen.output_tokens_per_s or 0.0),
             seen.ok, record.client_cpu_ns / 1e9, began_ns,
         )  # fmt: skip
-
-
-def _pin(_: object, core: int | None) -> None:
-    if core is not None:
-        for thread in os.listdir("/proc/self/task"):
-            os.sched_setaffinity(int(thread), {core})
 
 
 class VllmBench:

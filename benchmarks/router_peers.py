@@ -107,7 +107,7 @@ class Actor:
         self._ray = ray
         remote: Any = RouterActor
         self._actor = remote.options(num_cpus=0).remote("bench")
-        self.pids = [self._get(self._actor.__ray_call__.remote(_pin))]
+        self.pids = [self._get(self._actor.__ray_call__.remote(pin, ROUTER_CORE))]
         self.port = int(self._get(self._actor.start.remote()).rsplit(":", 1)[1])
         endpoints = [(f"r{i}", f"http://127.0.0.1:{port}") for i, port in enumerate(engine_ports)]
         self._get(self._actor.set_endpoints.remote(endpoints))
@@ -120,10 +120,21 @@ class Actor:
         self._ray.kill(self._actor)
 
 
-def _pin(_: object) -> int:
-    for thread in os.listdir("/proc/self/task"):
-        os.sched_setaffinity(int(thread), {ROUTER_CORE})
+def pin(_: object, core: int | None) -> int:
+    """Called in an actor: keeps all its threads on a core where one is given; its process id."""
+    if core is not None:
+        for thread in os.listdir("/proc/self/task"):
+            os.sched_setaffinity(int(thread), {core})
     return os.getpid()
+
+
+def build(folder: Path, name: str) -> Path:
+    """Compiles `name`.c, which stands beside this file, into `folder`, once."""
+    program = folder / name
+    if not program.exists():
+        source = str(Path(__file__).parent / f"{name}.c")
+        subprocess.run(["gcc", "-O2", "-w", "-o", str(program), source], check=True)
+    return program
 
 
 def available(vllm_router: str) -> list[str]:
@@ -173,10 +184,10 @@ def _write(path: Path, template: str, **values: object) -> str:
 
 
 @contextlib.contextmanager
-def engines(program: Path, count: int, options: Sequence[str]) -> Iterator[list[int]]:
-    """Null engines on the load's core; their ports."""
+def engines(program: Path, count: int, options: Sequence[str], core: int) -> Iterator[list[int]]:
+    """Null engines on a core; their ports."""
     ports = [free_port() for _ in range(count)]
-    command = ["taskset", "-c", str(LOAD_CORE), str(program)]
+    command = ["taskset", "-c", str(core), str(program)]
     processes = [subprocess.Popen([*command, "--port", str(p), *options]) for p in ports]
     try:
         for port in ports:

@@ -5,7 +5,7 @@
 
 `speed` measures against `null_engine.c`, which logs when it really sent: the engine is alone on
 core 0, the client on core 1; clients take turns. `agree` runs the same load with both clients in
-turn, against a server that is up or a null engine, and says whether throughput agrees within 2 %.
+turn, against a server that is up or a null engine, and prints their ratios with intervals.
 Needs gcc and two cores.
 """
 
@@ -14,8 +14,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import signal
-import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,11 +23,10 @@ from statistics import median
 import numpy as np
 
 from benchmarks.client_peers import Cell, Client, EpRay, Figures, VllmBench
-from benchmarks.router_peers import end, free_port, wait_up
+from benchmarks.router_peers import build, engines
 from serving.models import make
 from sweeps.stats import paired_ratio
 
-HERE = Path(__file__).parent
 ENGINE_CORE, CLIENT_CORE = 0, 1
 PACED = ("--ttft-ms", "50", "--itl-ms", "10")
 COALESCED = ("--coalesce", "16")
@@ -55,22 +52,11 @@ CASES: dict[str, tuple[Sequence[str], Cell]] = {
 
 
 @contextlib.contextmanager
-def null_engine(folder: Path, options: Sequence[str], core: int | None) -> Iterator[str]:
+def null_engine(folder: Path, options: Sequence[str]) -> Iterator[str]:
     """The engine's URL; its log is `engine.log`, complete once the block has ended."""
-    program = folder / "null_engine"
-    if not program.exists():
-        source = str(HERE / "null_engine.c")
-        subprocess.run(["gcc", "-O2", "-w", "-o", str(program), source], check=True)
-    port = free_port()
-    pin = [] if core is None else ["taskset", "-c", str(core)]
-    command = [*pin, str(program), "--port", str(port), "--log", str(folder / "engine.log")]
-    process = subprocess.Popen([*command, *options])
-    try:
-        wait_up(port)
+    logged = [*options, "--log", str(folder / "engine.log")]
+    with engines(build(folder, "null_engine"), 1, logged, ENGINE_CORE) as (port,):
         yield f"http://127.0.0.1:{port}"
-    finally:
-        process.send_signal(signal.SIGTERM)
-        end(process)
 
 
 def truth(log: Path) -> Truth:
@@ -95,7 +81,7 @@ def speed(clients: Sequence[Client], folder: Path, repeats: int, cases: Sequence
         for repeat in range(repeats):
             turn = repeat % len(clients)
             for client in [*clients[turn:], *clients[:turn]]:
-                with null_engine(folder, options, ENGINE_CORE) as url:
+                with null_engine(folder, options) as url:
                     tag = f"{name}-{client.name}-{repeat}".replace(" ", "_")
                     figures = client.run(url, "null", cell, tag)
                 found[client.name].append((figures, truth(folder / "engine.log")))
@@ -174,7 +160,7 @@ def main() -> None:
             speed(wanted, folder, args.repeats, args.cases)
         else:
             cell = Cell(args.prompt, args.completion, args.concurrency, args.requests)
-            url = args.url or stack.enter_context(null_engine(folder, PACED, ENGINE_CORE))
+            url = args.url or stack.enter_context(null_engine(folder, PACED))
             agree(clients, url, args.model, cell, args.pairs)
         print(f"\n{os.cpu_count()} cores; load average {before:.1f} before", end=", ")
         print(f"{os.getloadavg()[0]:.1f} after.")

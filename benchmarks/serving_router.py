@@ -22,9 +22,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.router_peers import LOAD_CORE, available, cpu_s, engines, started
+from benchmarks.router_peers import LOAD_CORE, available, build, cpu_s, engines, started
 
-HERE = Path(__file__).parent
 ENGINES = 4
 RUN_S = 600.0
 
@@ -115,9 +114,9 @@ def _measure(
     case: Case, names: Sequence[str], folder: Path, args: argparse.Namespace
 ) -> list[dict[str, Result]]:
     """One result by peer for each repeat."""
-    engine, client = _build(folder, "null_engine"), _build(folder, "rawload")
+    engine, client = build(folder, "null_engine"), build(folder, "rawload")
     with (
-        engines(engine, ENGINES, case.engine) as ports,
+        engines(engine, ENGINES, case.engine, LOAD_CORE) as ports,
         started(names, ports, folder, args.vllm_router) as peers,
     ):
         repeats = []
@@ -126,15 +125,6 @@ def _measure(
             order = [*names[turn:], *names[:turn]]
             repeats.append({name: _run(case, client, peers[name]) for name in order})
         return repeats
-
-
-def _build(folder: Path, name: str) -> Path:
-    program = folder / name
-    if not program.exists():
-        subprocess.run(
-            ["gcc", "-O2", "-w", "-o", str(program), str(HERE / f"{name}.c")], check=True
-        )
-    return program
 
 
 def _run(case: Case, client: Path, peer: Any) -> Result:

@@ -60,11 +60,11 @@ class Nvml:
         found = []
         for index, gpu in enumerate(self._gpus):
             try:
-                used = self._lib.nvmlDeviceGetMemoryInfo(gpu).used / 2**20
+                used = self._readers["memory_used_mib"](gpu)
                 processes = len(self._lib.nvmlDeviceGetComputeRunningProcesses(gpu))
             except self._lib.NVMLError:
                 continue
-            found.append((f"gpu{index}", float(used), processes))
+            found.append((f"gpu{index}", used, processes))
         return found
 
     def nvlink_bytes(self) -> dict[str, int]:

@@ -70,7 +70,11 @@ class Session:
             self._init()
         # A cluster of its own is here, and a task would wait for a process to start.
         ask = _here if self._started and not self._cluster.address else _remotely
-        self.nodes = tuple(_node(n, *ask(n["NodeID"])) for n in ray.nodes() if n["Alive"])
+        self.nodes = tuple(
+            Node(n["NodeID"], n["NodeManagerAddress"], *ask(n["NodeID"]))
+            for n in ray.nodes()
+            if n["Alive"]
+        )
 
     def _init(self) -> None:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -204,10 +208,6 @@ def on_node(function: Any, node_id: str) -> Any:
 
 _Found = tuple[Machine, tuple[int, int] | None]
 """What is on a node, and the range of its workers' ports."""
-
-
-def _node(info: dict[str, str], machine: Machine, ports: tuple[int, int] | None) -> Node:
-    return Node(info["NodeID"], info["NodeManagerAddress"], machine, ports)
 
 
 def _remotely(node_id: str) -> _Found:

@@ -79,7 +79,8 @@ class Runner:
 
     def _note_released(self, trials: Sequence[Trial], left: Sequence[str]) -> None:
         """What the machines hold once an arm has gone, under the last of its trials that ended."""
-        ended = [trial for trial in trials if trial.trial_id in self._store.statuses()]
+        statuses = self._store.statuses()
+        ended = [trial for trial in trials if trial.trial_id in statuses]
         if ended:
             rows = released_rows(self._observer.held(), "; ".join(left))
             self._store.add(ended[-1].trial_id, {"released": rows})

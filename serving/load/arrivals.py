@@ -7,9 +7,9 @@ i unit exponentials.
 
 from __future__ import annotations
 
-import hashlib
-
 import numpy as np
+
+from serving.load.seeded import generator
 
 ARRIVALS = ("poisson", "gamma", "ramp")
 
@@ -33,7 +33,7 @@ def arrivals_ns(
     Raises:
         ValueError: Unknown kind.
     """
-    rng = np.random.default_rng(int.from_bytes(hashlib.sha256(key.encode()).digest()[:16]))
+    rng = generator(key)
     if kind == "poisson":
         at_s = np.cumsum(rng.standard_exponential(requests)) / rate_per_s
     elif kind == "gamma":
@@ -48,7 +48,5 @@ def arrivals_ns(
 def _ramp(rng: np.random.Generator, first: float, last: float, requests: int) -> np.ndarray:
     events = np.cumsum(rng.standard_exponential(requests))
     slope = (last**2 - first**2) / (2 * requests)  # (last - first) / T
-    if slope == 0:
-        return events / last
-    # first * t + slope / 2 * t^2 = events
-    return (np.sqrt(first**2 + 2 * slope * events) - first) / slope
+    # first * t + slope / 2 * t^2 = events, solved in the form that also holds for slope 0
+    return 2 * events / (first + np.sqrt(first**2 + 2 * slope * events))

@@ -191,7 +191,7 @@ def _explained_ns(record: RequestRecord) -> float:
 def _steady_tokens_per_s(measured: Sequence[RequestRecord], concurrency: int) -> float | None:
     sent = [r.sent_ns for r in measured if r.sent_ns is not None]
     ends = sorted(r.end_ns for r in measured if r.state == "complete")
-    if len(ends) < max(1, concurrency) or not concurrency:
+    if not concurrency or len(ends) < concurrency:
         return None  # an open loop has no steady state to wait for
     start, stop = ends[concurrency - 1], max(sent)
     tokens = 0

@@ -7,7 +7,6 @@ repeat with the same seed has other prompts.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from serving.load.records import Request
+from serving.load.seeded import digest, generator
 
 # Common English words, about one token each in most vocabularies.
 _TEXT = """
@@ -141,10 +141,10 @@ def _token_prompts(spec: CallSpec, trial_key: str, keys: list[str]) -> list[list
             f"{len(keys)} requests need as many first tokens, the vocabulary has {len(ids)} "
             "usable ids: send fewer requests per cell or exclude fewer ids"
         )
-    firsts = _rng(trial_key).permutation(ids)[: len(keys)]
+    firsts = generator(trial_key).permutation(ids)[: len(keys)]
     prompts = []
     for first, key in zip(firsts, keys, strict=True):
-        prompt = _rng(key).choice(ids, spec.prompt_tokens)
+        prompt = generator(key).choice(ids, spec.prompt_tokens)
         prompt[0] = first
         prompts.append(prompt.tolist())
     return prompts
@@ -161,13 +161,5 @@ def _usable_ids(spec: CallSpec) -> npt.NDArray[np.int64]:
 
 def _text(spec: CallSpec, key: str) -> str:
     """A marker that no other request has, then random common words."""
-    words = _rng(key).choice(_WORDS, max(0, spec.prompt_tokens - 1))
-    return " ".join([_digest(key).hex()[:16], *words])
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode()).digest()
-
-
-def _rng(key: str) -> np.random.Generator:
-    return np.random.default_rng(int.from_bytes(_digest(key)[:16]))
+    words = generator(key).choice(_WORDS, max(0, spec.prompt_tokens - 1))
+    return " ".join([digest(key).hex()[:16], *words])
