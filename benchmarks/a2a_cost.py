@@ -1,6 +1,6 @@
 """What a sweep costs beside what it measures: 24 all-to-all cells at EP4 over gloo.
 
-    python benchmarks/a2a_cost.py [--seconds 0.5 4] [--torchruns 24]
+    python benchmarks/a2a_cost.py [--seconds 0.5 5] [--torchruns 24]
 
 1. The gap between the end of one trial's last sample and the start of the next one's first, on warm
    ranks: reading logs and counters, writing rows, drawing and planning routings, the correctness
@@ -31,7 +31,7 @@ from tempfile import TemporaryDirectory
 RANKS, HIDDEN, EXPERTS, TOPK = 4, 1024, 16, 4
 TOKENS = (1, 8, 16, 32, 64, 128)
 ROUTINGS = ("uniform", "zipf", "balanced", "one_hot")
-LEAST_WARMUP = 20
+WARMUP = 5
 
 
 def sweep(iterations: dict[int, int], results: str) -> tuple[float, list[dict[str, int]]]:
@@ -41,7 +41,8 @@ def sweep(iterations: dict[int, int], results: str) -> tuple[float, list[dict[st
         *(sys.executable, "-m", "ep_ray.sweep", "+exp=quickstart", "measure=[a2a]"),
         *(f"workload.ep=[{RANKS}]", f"workload.routing=[{','.join(ROUTINGS)}]"),
         *(f"+workload.phases={{{phases}}}", "~workload.phases.decode", "~workload.phases.prefill"),
-        *(f"workload.max_warmup={LEAST_WARMUP}", "cluster.dashboard=false", f"results={results}"),
+        *(f"workload.min_warmup={WARMUP}", f"workload.max_warmup={WARMUP}"),
+        *("cluster.dashboard=false", f"results={results}"),
     ]
     start = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
@@ -100,13 +101,13 @@ def cell(tokens: int, iterations: int) -> None:
     ways = ([(got, sent)], [(back, out)], [(got, sent), (back, out)])
     for operations in ways:
         samples = []
-        for _ in range(LEAST_WARMUP + iterations):
+        for _ in range(WARMUP + iterations):
             dist.barrier()
             start = time.perf_counter_ns()
             for target, source in operations:
                 dist.all_to_all_single(target, source)
             samples.append(time.perf_counter_ns() - start)
-        print(statistics.median(samples[LEAST_WARMUP:]))
+        print(statistics.median(samples[WARMUP:]))
     dist.destroy_process_group()
 
 
@@ -167,7 +168,7 @@ def report(lengths: list[float], torchruns: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--seconds", type=float, nargs="+", default=[0.5, 4.0], help="measured times of a cell"
+        "--seconds", type=float, nargs="+", default=[0.5, 5.0], help="measured times of a cell"
     )
     most = len(TOKENS) * len(ROUTINGS)
     parser.add_argument(

@@ -17,7 +17,7 @@ from ep_ray.a2a.launch import Launch, make_launch
 from ep_ray.a2a.links import Fabric, measure_fabric
 from ep_ray.a2a.measured import Measured
 from ep_ray.a2a.overlap import Work
-from ep_ray.a2a.pool import draw_pool, on_device
+from ep_ray.a2a.pool import draw_pool, gather, on_device
 from ep_ray.a2a.procedure import Procedure, TrialResult
 from ep_ray.a2a.routing import Routing
 from ep_ray.a2a.stats import concat
@@ -80,7 +80,10 @@ def _run_checked(
     fabric: Fabric,
 ) -> TrialResult:
     group, device = timer.group, timer.device
-    faults = check(backend, spec, group, device, pool, launch) if procedure.check else []
+    pool_idx, checked = gather(pool, spec.tokens, group, device)
+    faults = []
+    if procedure.check:
+        faults = check(backend, spec, group, device, pool, launch, checked)
     if faults:
         return TrialResult(timer.rank, concat([]), [], _failure(faults))
     launch.load(pool[0], _tokens(spec, backend, device))
@@ -89,11 +92,11 @@ def _run_checked(
     began_unix_ns, began = time.time_ns(), time.perf_counter_ns()
     measured = _time_all(spec, procedure, backend, launch, timer, routings)
     timed_ns = time.perf_counter_ns() - began
-    pool_idx = facts.gather_pool(used, spec.tokens, group, device)
     # The same on every rank, and slow beside a trial: once is enough.
     rows: list[dict[str, Any]] = []
     if timer.rank == 0:
-        rows = facts.operations(spec, procedure, backend, pool_idx, fabric.links, measured)
+        timed_idx = pool_idx[: len(used)]
+        rows = facts.operations(spec, procedure, backend, timed_idx, fabric.links, measured)
     return TrialResult(timer.rank, measured.samples(), rows, None, began_unix_ns, timed_ns)
 
 

@@ -9,7 +9,6 @@ power-of-two scales and in BF16, so a received row must be equal bit for bit.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from torch.distributed import ProcessGroup
 
 from ep_ray.a2a.launch import Launch
-from ep_ray.a2a.pool import full_length
+from ep_ray.a2a.pool import CHECKED, Gathered, gather
 from ep_ray.a2a.quantise import quantise
 from ep_ray.a2a.routing import Routing, copies
 from ep_ray.backends.base import SCALE_BLOCK, Backend, Capabilities, Dedup, Received, Spec, Tokens
@@ -34,17 +33,6 @@ TOLERANCE_SUMMED_PER_RANK = 2.0**-6
 the end, and once more where each rank's partial sum is rounded before it travels."""
 
 
-@dataclass(frozen=True)
-class Gathered:
-    """One routing of all ranks: `topk_idx` int64 and `weights` float32, both `[R, T, K]`.
-
-    Tokens that a rank does not send are masked.
-    """
-
-    topk_idx: NDArray[np.int64]
-    weights: NDArray[np.float32]
-
-
 def check(
     backend: Backend,
     spec: Spec,
@@ -52,23 +40,23 @@ def check(
     device: torch.device,
     pool: Sequence[Routing],
     launch: Launch | None = None,
+    everyone: Sequence[Gathered] | None = None,
 ) -> list[str]:
-    """Runs the first two routings of `pool` through dispatch, experts and combine; collective.
+    """Runs `CHECKED` routings of `pool` through dispatch, experts and combine; collective.
 
     Args:
         launch: How operations are launched, graphs included; None is call by call.
+        everyone: These routings of all ranks, from `gather`; None gathers them.
 
     Returns:
         What is wrong, over all ranks, the same list on each; empty when the backend is right.
     """
     faults = []
     launch = launch or Launch(backend, blank(backend, spec, device))
-    checked = pool[:2]
-    everyone = gather([full_length(routing, spec.tokens) for routing in checked], group, device)
-    for number, routing in enumerate(checked):
-        found = _check_routing(
-            backend, spec, group, device, routing, everyone[number], number, launch
-        )
+    if everyone is None:
+        _, everyone = gather(pool[:CHECKED], spec.tokens, group, device)
+    for number, (routing, of_all) in enumerate(zip(pool, everyone, strict=False)):
+        found = _check_routing(backend, spec, group, device, routing, of_all, number, launch)
         faults += [f"routing {number}: {fault}" for fault in found]
     return _from_all_ranks(faults, group, device)
 
@@ -130,19 +118,6 @@ def blank(backend: Backend, spec: Spec, device: torch.device) -> Tokens:
 def factors(experts: int) -> torch.Tensor:
     """`[E]` float32: expert e multiplies its input by 1 + e mod 4."""
     return 1.0 + torch.arange(experts, dtype=torch.float32) % 4
-
-
-def gather(
-    routings: Sequence[Routing], group: ProcessGroup, device: torch.device
-) -> list[Gathered]:
-    """Routings of equal length, each of every rank in rank order; collective, in one exchange."""
-    # Expert numbers and float32 weights are both exact in float64.
-    mine = torch.stack([torch.stack([r.topk_idx.double(), r.weights.double()]) for r in routings])
-    mine = mine.to(device)
-    parts = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(parts, mine, group=group)
-    found = torch.stack(parts, dim=2).cpu().numpy()  # [routings, 2, R, T, K]
-    return [Gathered(idx.astype(np.int64), w.astype(np.float32)) for idx, w in found]
 
 
 def encode(rank: torch.Tensor, index: torch.Tensor, number: int, hidden: int) -> torch.Tensor:

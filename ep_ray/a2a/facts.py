@@ -6,16 +6,12 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-import torch
-import torch.distributed as dist
 from numpy.typing import NDArray
-from torch.distributed import ProcessGroup
 
 from ep_ray.a2a.bounds import Links, bound_ns, crossing
 from ep_ray.a2a.measured import Measured
-from ep_ray.a2a.pool import full_length
 from ep_ray.a2a.procedure import Procedure
-from ep_ray.a2a.routing import Routing, copies, max_over_mean
+from ep_ray.a2a.routing import copies, max_over_mean
 from ep_ray.a2a.statistic import statistic
 from ep_ray.backends.base import Backend, Capabilities, Spec
 
@@ -26,17 +22,6 @@ _EXCHANGES = {
     "pair_overlapped": ("dispatch", "combine"),
 }
 """The exchanges that happen wholly within an operation; others have no bytes of their own."""
-
-
-def gather_pool(
-    pool: list[Routing], tokens: int, group: ProcessGroup, device: torch.device
-) -> NDArray[np.int64]:
-    """The pool's experts on all ranks, `[P, R, T, K]`; collective."""
-    full = [full_length(routing, tokens).topk_idx for routing in pool]
-    mine = torch.stack(full).to(device, torch.int32)
-    parts = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(parts, mine, group=group)
-    return torch.stack(parts, dim=1).cpu().numpy().astype(np.int64)
 
 
 def operations(
@@ -53,7 +38,7 @@ def operations(
     as the headline duration is a median over iterations.
 
     Args:
-        pool_idx: `[P, R, T, K]`, from `gather_pool`: the routings that were timed.
+        pool_idx: `[P, R, T, K]`, from `pool.gather`: the routings that were timed.
     """
     can = backend.capabilities
     varying = _per_routing(spec, backend, pool_idx, links, measured.warmups)
@@ -98,21 +83,27 @@ def _per_routing(
     links: Links,
     ops: Iterable[str],
 ) -> dict[str, dict[str, Any]]:
-    # Operations of the same exchanges share everything that depends on the routing.
-    exchanges = {op: _EXCHANGES.get(op, ()) for op in ops}
-    columns: dict[tuple[str, ...], list[dict[str, Any]]] = {of: [] for of in exchanges.values()}
-    for topk_idx in pool_idx:
-        bounds = _bounds(spec, backend.capabilities, topk_idx, links)
-        wire = backend.wire_bytes(topk_idx)
-        matrices = {"dispatch": wire.dispatch, "combine": wire.combine}
-        arriving = copies(topk_idx, spec.experts, spec.ep, backend.capabilities.row_dedup)
-        imbalance = max_over_mean(arriving)
-        for names, rows in columns.items():
-            row = _bytes([matrices[name] for name in names])
-            row["bound_ns"] = _sum([bounds[name] for name in names])
-            rows.append(row | {"max_over_mean_received_rows": imbalance})
-    medians = {names: _medians(rows) for names, rows in columns.items()}
-    return {op: medians[names] for op, names in exchanges.items()}
+    can = backend.capabilities
+    wire, bounds, imbalances = [], [], []
+    for topk_idx in pool_idx:  # all three count the same rows, which is done once
+        wire.append(backend.wire_bytes(topk_idx))
+        bounds.append(_bounds(spec, can, topk_idx, links))
+        arriving = copies(topk_idx, spec.experts, spec.ep, can.row_dedup)
+        imbalances.append(max_over_mean(arriving))
+    matrices = {
+        "dispatch": np.stack([each.dispatch for each in wire]),
+        "combine": np.stack([each.combine for each in wire]),
+    }
+    imbalance = float(np.median(imbalances))
+    found = {}
+    for op in ops:
+        names = _EXCHANGES.get(op, ())
+        found[op] = {
+            **_bytes([matrices[name] for name in names]),
+            "bound_ns": _median_of_sums([[of[name] for name in names] for of in bounds]),
+            "max_over_mean_received_rows": imbalance,
+        }
+    return found
 
 
 def _bounds(
@@ -125,28 +116,22 @@ def _bounds(
     }
 
 
-def _sum(bounds: list[float | None]) -> float | None:
-    known = [bound for bound in bounds if bound is not None]
-    return sum(known) if known and len(known) == len(bounds) else None
+def _median_of_sums(bounds: list[list[float | None]]) -> float | None:
+    """None for an operation without exchanges, and where an exchange has no bound."""
+    known = [[bound for bound in row if bound is not None] for row in bounds]
+    if not known[0] or len(known[0]) < len(bounds[0]):
+        return None
+    return float(np.median([sum(row) for row in known]))
 
 
 def _bytes(matrices: list[NDArray[np.int64]]) -> dict[str, Any]:
+    """Medians over the pool, of the sum of `[P, R, R]` source x destination bytes."""
     if not matrices:
         return dict.fromkeys(("wire_bytes_out_max", "wire_bytes_in_max", "wire_bytes_total"))
     total = np.sum(matrices, axis=0)
-    return {
-        "wire_bytes_out_max": int(total.sum(axis=1).max()),
-        "wire_bytes_in_max": int(total.sum(axis=0).max()),
-        "wire_bytes_total": int(total.sum()),
+    per_routing = {
+        "wire_bytes_out_max": total.sum(axis=2).max(axis=1),
+        "wire_bytes_in_max": total.sum(axis=1).max(axis=1),
+        "wire_bytes_total": total.sum(axis=(1, 2)),
     }
-
-
-def _medians(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    return {key: _median([row[key] for row in rows], key) for key in rows[0]}
-
-
-def _median(values: list[Any], key: str) -> float | int | None:
-    if values[0] is None:
-        return None
-    middle = float(np.median(values))
-    return round(middle) if key.startswith("wire_bytes") else middle
+    return {key: round(float(np.median(values))) for key, values in per_routing.items()}

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
+from torch.distributed import ProcessGroup
 
 from ep_ray.a2a.procedure import Procedure
 from ep_ray.a2a.routing import Routing, draw, draw_weights
@@ -13,6 +18,8 @@ from ep_ray.config.schema import RoutingKind
 
 POOL_TOKENS = 1 << 16
 """Tokens per rank over all routings of the pool, which has 4 to 32 of them."""
+CHECKED = 2
+"""Routings of a pool that the correctness check runs: one would not show what is left over."""
 _MASKS, _LENGTHS = 1, 2  # draws that must not depend on each other
 
 
@@ -94,6 +101,38 @@ def _read(
     rows = (first + np.arange(tokens)) % len(table)
     idx = torch.from_numpy(table[rows].astype(np.int64))
     return Routing(idx, draw_weights(rng, tokens, topk).masked_fill(idx < 0, 0.0))
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """One routing of all ranks: `topk_idx` int64 and `weights` float32, both `[R, T, K]`.
+
+    Tokens that a rank does not send are masked. Nobody may write to them.
+    """
+
+    topk_idx: NDArray[np.int64]
+    weights: NDArray[np.float32]
+
+
+def gather(
+    pool: Sequence[Routing], tokens: int, group: ProcessGroup, device: torch.device
+) -> tuple[NDArray[np.int64], list[Gathered]]:
+    """The pool of all ranks; collective, in one exchange, for every trial waits for it.
+
+    Returns:
+        Experts of the whole pool, `[P, R, T, K]`, and its first `CHECKED` routings with weights.
+    """
+    full = [full_length(routing, tokens) for routing in pool]
+    weights = [routing.weights.view(torch.int32) for routing in full[:CHECKED]]
+    mine = torch.stack([*(routing.topk_idx.to(torch.int32) for routing in full), *weights])
+    mine = mine.to(device)
+    parts = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, mine, group=group)
+    found = torch.stack(parts, dim=1).cpu().numpy()
+    topk_idx = found[: len(full)].astype(np.int64)
+    topk_idx.flags.writeable = False
+    checked = found[len(full) :].view(np.float32)
+    return topk_idx, [Gathered(*both) for both in zip(topk_idx, checked, strict=False)]
 
 
 def full_length(routing: Routing, tokens: int) -> Routing:

@@ -6,9 +6,10 @@ neither global random state nor order matters.
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -121,8 +122,27 @@ def copies(
         dedup: `none` counts (token, expert); otherwise (token, destination).
 
     Returns:
-        `[R, ranks]` int64, a rank's own share on the diagonal.
+        `[R, ranks]` int64, a rank's own share on the diagonal; read-only where `topk_idx_all` is,
+        which is then counted once: bound, bytes and imbalance all ask for it.
     """
+    if topk_idx_all.flags.writeable:
+        return _copies(topk_idx_all, experts, ranks, dedup)
+    key = (experts, ranks, dedup)
+    owner, counts = _counted.get(key, (None, None))
+    if owner is None or counts is None or owner() is not topk_idx_all:
+        counts = _copies(topk_idx_all, experts, ranks, dedup)
+        counts.flags.writeable = False
+        _counted[key] = (weakref.ref(topk_idx_all), counts)
+    return counts
+
+
+_counted: dict[tuple[int, int, Dedup], tuple[weakref.ref[Any], NDArray[np.int64]]] = {}
+"""What was counted last, and of which array."""
+
+
+def _copies(
+    topk_idx_all: NDArray[np.int64], experts: int, ranks: int, dedup: Dedup
+) -> NDArray[np.int64]:
     sources, width = len(topk_idx_all), ranks + 1  # the last column collects what has no copy
     # Choices come first, in small integers: numpy then compares all tokens at once.
     chosen = np.moveaxis(topk_idx_all, 2, 0).astype(np.int32, order="C")

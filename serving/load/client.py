@@ -30,6 +30,7 @@ from serving.load.records import CellRecord, Request
 from serving.load.target import Target, request_bytes
 
 HEARTBEAT_NS = 5_000_000
+TIMER_NS = 1_000_000
 _STOPPED = "stopped by the client"
 
 
@@ -169,7 +170,9 @@ class _Loop:
         await self._each([self._send_at(*pair) for pair in zip(due, phase, strict=True)])
 
     async def _send_at(self, due_ns: int, exchange: Exchange) -> None:
-        await asyncio.sleep(max(0, due_ns - monotonic_ns()) / 1e9)
+        # libuv's timers count whole milliseconds and may be early: the last one is yielded away.
+        while (left_ns := due_ns - monotonic_ns()) > 0:
+            await asyncio.sleep(max(0, left_ns - TIMER_NS) / 1e9)
         if not self._stop.is_set():
             await self._attempt(exchange, due_ns)
 

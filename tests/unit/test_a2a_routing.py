@@ -113,3 +113,15 @@ def test_copies_agree_with_counting_one_by_one(data: st.DataObject) -> None:
 
 def test_no_rows_at_all_are_balanced() -> None:
     assert max_over_mean(copies(np.full((2, 3, 2), -1), 8, 2, "rank")) == 1.0
+
+
+def test_what_nobody_can_write_to_is_counted_once_and_never_taken_for_another() -> None:
+    first, second = everyone(RoutingKind.uniform), everyone(RoutingKind.one_hot)
+    for idx in (first, second):
+        idx.flags.writeable = False
+    found = copies(first, 256, 8, "rank")
+    assert copies(first, 256, 8, "rank") is found
+    assert not found.flags.writeable
+    assert (copies(second, 256, 8, "rank") == copies(second.copy(), 256, 8, "rank")).all()
+    assert (copies(first, 256, 8, "none") == copies(first.copy(), 256, 8, "none")).all()
+    assert (copies(first, 256, 8, "rank") == found).all()

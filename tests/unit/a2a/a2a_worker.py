@@ -20,9 +20,9 @@ import torch
 import torch.distributed as dist
 
 from ep_ray.a2a.bench import run_trial
-from ep_ray.a2a.check import check, gather, payload
+from ep_ray.a2a.check import check, payload
 from ep_ray.a2a.launch import Launch
-from ep_ray.a2a.pool import draw_pool, full_length
+from ep_ray.a2a.pool import draw_pool, full_length, gather
 from ep_ray.a2a.procedure import Procedure, TrialResult
 from ep_ray.a2a.timing import CpuTimer
 from ep_ray.backends import registry
@@ -192,7 +192,7 @@ def wire(spec: Spec, procedure: Procedure, options: dict[str, Any]) -> dict[str,
     backend.setup(spec, group, CPU)
     launch = Launch(backend, payload(backend, spec, torch.ones(spec.tokens, spec.hidden)))
     launch.load(routing)
-    declared = backend.wire_bytes(gather([routing], group, CPU)[0].topk_idx)
+    declared = backend.wire_bytes(gather([routing], spec.tokens, group, CPU)[0][0])
     with Counting(rank, spec.ep) as dispatch:
         launch.call("dispatch")()
     with Counting(rank, spec.ep) as combine:
