@@ -37,8 +37,7 @@ def plan_lines(config: Config, trials: Sequence[Trial], device: DeviceKind) -> I
         )
         yield from (f"  {trial.trial_id}" for trial in cells)
     most = max((ranks_of(trial) for trial in trials), default=0)
-    gpus = most if device is DeviceKind.cuda else 0
     yield (
-        f"\nTogether about {clock_text(estimate_s(trials, device))} and {gpus} GPUs at once. "
+        f"\nTogether about {clock_text(estimate_s(trials, device))} and {most} {unit} at once. "
         "The time is rough: published rates where a cell was published, else a guess."
     )

@@ -40,6 +40,8 @@ def check_workload(config: Config) -> Iterator[str]:
             f"`workload.hidden={work.hidden}`: a multiple of {SCALE_BLOCK}, the columns that share "
             f"one scale, for example {near}"
         )
+    if not work.phases:
+        yield "`workload.phases` is empty: name at least one value"
     for name, phase in work.phases.items():
         if phase.tokens < 1 or phase.iterations < 1:
             yield f"`workload.phases.{name}`: tokens and iterations are at least 1"

@@ -93,12 +93,29 @@ def compose_all(
 
 def _compose_point(point: Sequence[str]) -> Config:
     try:
-        return typed(compose(CONFIG_NAME, overrides=list(point)), point)
+        composed = compose(CONFIG_NAME, overrides=list(point))
+        _refuse_lost_emptying(composed, point)
+        return typed(composed, point)
     except ConfigError as error:
         shown = [override for override in point if not override.startswith("hydra.")]
         raise ConfigError(f"{error}\n  in: {' '.join(shown) or '(no overrides)'}") from error
     except Exception as error:
         raise explain(error, point) from error
+
+
+def _refuse_lost_emptying(composed: DictConfig, point: Sequence[str]) -> None:
+    """Hydra merges mappings, so that `KEY={}` leaves every entry where it was."""
+    for override in OverridesParser.create().parse_overrides(list(point)):
+        if override.is_sweep_override() or override.is_delete() or override.value() != {}:
+            continue
+        key = override.key_or_group
+        left = OmegaConf.select(composed, key)
+        if isinstance(left, DictConfig) and len(left):
+            names = " ".join(f"~{key}.{name}" for name in left)
+            raise ConfigError(
+                f"`{key}={{}}` changes nothing, because Hydra merges mappings; to take entries "
+                f"out, write {names}"
+            )
 
 
 @contextmanager

@@ -22,6 +22,8 @@ BAD = {
     "workload.tokens_per_rank=[1,2,3]": "has 3 numbers, EP2 needs 2",
     "workload.tokens_per_rank=[1,33] workload.ep=[2]": "each from 0 to a phase's tokens, 32",
     "workload.local_tp=0": "at least 1",
+    "workload.phases={}": "write ~workload.phases.decode ~workload.phases.prefill",
+    "~workload.phases.decode ~workload.phases.prefill": "`workload.phases` is empty",
     "workload.local_tp=2 workload.ep=[1]": "does not divide EP1 into groups",
     "workload.local_tp=2 workload.phases.decode.tokens=3 workload.ep=[2]": "does not divide the 3",
     "workload.local_tp=2 workload.tokens_per_rank=ragged": "have equal parts of it",

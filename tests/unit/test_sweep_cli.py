@@ -56,7 +56,7 @@ def test_a_plan_is_printed_and_nothing_is_started(run):
     assert trials[0].startswith("a2a.gloo.decode-t32-ep2-uniform.r0.")
     assert trials[-1].startswith("serving.wide_tp.128-8-c8.r0.")
     assert "serving  external_dp: 6 trials, up to 2 CPU ranks, about " in out
-    assert "and 0 GPUs at once" in out
+    assert "and 4 CPU ranks at once" in out
 
 
 def test_the_plan_of_the_rdma_study_needs_no_hardware(run):
