@@ -111,7 +111,7 @@ def _refuse_lost_emptying(composed: DictConfig, point: Sequence[str]) -> None:
         key = override.key_or_group
         left = OmegaConf.select(composed, key)
         if isinstance(left, DictConfig) and len(left):
-            names = " ".join(f"~{key}.{name}" for name in left)
+            names = " ".join(f"~{key}.{name!s}" for name in left)
             raise ConfigError(
                 f"`{key}={{}}` changes nothing, because Hydra merges mappings; to take entries "
                 f"out, write {names}"
