@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from benchmarks.router_peers import pin
+from ep_ray.cores import keep_to
 from serving.load.metrics import cell_metrics
 from serving.load.prompts import CallSpec, build_requests
 from serving.load.target import Target
@@ -76,7 +76,7 @@ class EpRay:
 
         self._ray, self._vocab_size = ray, vocab_size
         self._actor: Any = LoadClient.options(num_cpus=0).remote()
-        ray.get(self._actor.__ray_call__.remote(pin, core), timeout=RUN_S)
+        ray.get(self._actor.__ray_call__.remote(keep_to, core), timeout=RUN_S)
 
     def run(self, url: str, model: str, cell: Cell, tag: str) -> Figures:
         began_ns = time.monotonic_ns()

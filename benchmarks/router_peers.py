@@ -7,7 +7,6 @@ on loopback, and is ended by its process id.
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import socket
 import subprocess
@@ -20,8 +19,11 @@ from typing import Any, Protocol
 
 import psutil
 
+from ep_ray.cores import keep_to, seats
+
 START_S = 30.0
-ROUTER_CORE, LOAD_CORE = 0, 1
+# The router has its core to itself; client and engines share one where there is no third.
+ROUTER_CORE, LOAD_CORE, ENGINE_CORE = seats(3)
 
 NGINX = """daemon off; worker_processes 1; pid {folder}/nginx.pid; error_log {folder}/nginx.err;
 events {{ worker_connections 8192; }}
@@ -107,7 +109,7 @@ class Actor:
         self._ray = ray
         remote: Any = RouterActor
         self._actor = remote.options(num_cpus=0).remote("bench")
-        self.pids = [self._get(self._actor.__ray_call__.remote(pin, ROUTER_CORE))]
+        self.pids = [self._get(self._actor.__ray_call__.remote(keep_to, ROUTER_CORE))]
         self.port = int(self._get(self._actor.start.remote()).rsplit(":", 1)[1])
         endpoints = [(f"r{i}", f"http://127.0.0.1:{port}") for i, port in enumerate(engine_ports)]
         self._get(self._actor.set_endpoints.remote(endpoints))
@@ -118,14 +120,6 @@ class Actor:
     def close(self) -> None:
         """Ends the actor."""
         self._ray.kill(self._actor)
-
-
-def pin(_: object, core: int | None) -> int:
-    """Called in an actor: keeps all its threads on a core where one is given; its process id."""
-    if core is not None:
-        for thread in os.listdir("/proc/self/task"):
-            os.sched_setaffinity(int(thread), {core})
-    return os.getpid()
 
 
 def build(folder: Path, name: str) -> Path:

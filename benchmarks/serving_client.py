@@ -3,8 +3,8 @@
     python -m benchmarks.serving_client speed [--repeats 3]
     python -m benchmarks.serving_client agree [--url http://HOST:PORT --model NAME] [--pairs 6]
 
-`speed` measures against `null_engine.c`, which logs when it really sent: the engine is alone on
-core 0, the client on core 1; clients take turns. `agree` runs the same load with both clients in
+`speed` measures against `null_engine.c`, which logs when it really sent: client and
+engine have a core each; clients take turns. `agree` runs the same load with both clients in
 turn, against a server that is up or a null engine, and prints their ratios with intervals.
 Needs gcc and two cores.
 """
@@ -24,10 +24,11 @@ import numpy as np
 
 from benchmarks.client_peers import Cell, Client, EpRay, Figures, VllmBench
 from benchmarks.router_peers import build, engines
+from ep_ray.cores import seats
 from serving.models import make
 from sweeps.stats import paired_ratio
 
-ENGINE_CORE, CLIENT_CORE = 0, 1
+CLIENT_CORE, ENGINE_CORE = seats(2)
 PACED = ("--ttft-ms", "50", "--itl-ms", "10")
 COALESCED = ("--coalesce", "16")
 PACED_S = 0.05 + 127 * 0.01  # of one request
@@ -162,7 +163,8 @@ def main() -> None:
             cell = Cell(args.prompt, args.completion, args.concurrency, args.requests)
             url = args.url or stack.enter_context(null_engine(folder, PACED))
             agree(clients, url, args.model, cell, args.pairs)
-        print(f"\n{os.cpu_count()} cores; load average {before:.1f} before", end=", ")
+        print(f"\nClient on core {CLIENT_CORE}, engine on core {ENGINE_CORE} of ", end="")
+        print(f"{os.cpu_count()}; load average {before:.1f} before", end=", ")
         print(f"{os.getloadavg()[0]:.1f} after.")
 
 

@@ -2,9 +2,9 @@
 
 Usage, from the repository's root: `python -m benchmarks.serving_router [--repeats 5]`.
 
-The router under test is alone on core 0; four null engines and the client share core 1. Within
-a repeat every peer is measured once, and repeats begin with another peer each, so that a slow
-minute of the machine hits all of them. Cells are medians over repeats. Peers that are not
+The router under test has a core to itself; client and null engines share one where there is no
+third. Within a repeat every peer is measured once, and repeats begin with another peer each, so
+that a slow minute of the machine hits all of them. Cells are medians over repeats. Peers that are not
 installed are left out: nginx and haproxy come from the distribution, `vllm-router` from its own
 environment (`--vllm-router PATH`). Needs gcc and two cores.
 """
@@ -22,7 +22,16 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.router_peers import LOAD_CORE, available, build, cpu_s, engines, started
+from benchmarks.router_peers import (
+    ENGINE_CORE,
+    LOAD_CORE,
+    ROUTER_CORE,
+    available,
+    build,
+    cpu_s,
+    engines,
+    started,
+)
 
 ENGINES = 4
 RUN_S = 600.0
@@ -116,7 +125,7 @@ def _measure(
     """One result by peer for each repeat."""
     engine, client = build(folder, "null_engine"), build(folder, "rawload")
     with (
-        engines(engine, ENGINES, case.engine, LOAD_CORE) as ports,
+        engines(engine, ENGINES, case.engine, ENGINE_CORE) as ports,
         started(names, ports, folder, args.vllm_router) as peers,
     ):
         repeats = []
@@ -163,7 +172,11 @@ def report(
         cells = [_cell(column, name, found[column.case]) for column in columns]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     repeats = len(next(iter(found.values())))
-    lines += ["", f"Medians over {repeats} repeats (lowest to highest); {os.cpu_count()} cores; "]
+    lines += [
+        "",
+        f"Medians over {repeats} repeats (lowest to highest); router, client and engines on ",
+    ]
+    lines[-1] += f"engines on cores {ROUTER_CORE}, {LOAD_CORE}, {ENGINE_CORE} of {os.cpu_count()}; "
     lines[-1] += f"load average {load_before[0]:.1f} before, {load_after[0]:.1f} after."
     return "\n".join(lines)
 
