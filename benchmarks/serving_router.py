@@ -4,9 +4,9 @@ Usage, from the repository's root: `python -m benchmarks.serving_router [--repea
 
 The router under test has a core to itself; client and null engines share one where there is no
 third. Within a repeat every peer is measured once, and repeats begin with another peer each, so
-that a slow minute of the machine hits all of them. Cells are medians over repeats. Peers that are not
-installed are left out: nginx and haproxy come from the distribution, `vllm-router` from its own
-environment (`--vllm-router PATH`). Needs gcc and two cores.
+that a slow minute of the machine hits all of them. Cells are medians over repeats. Peers that are
+not installed are left out: nginx and haproxy come from the distribution, `vllm-router` from its
+own environment (`--vllm-router PATH`). Needs gcc and two cores.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def report(
         "",
         f"Medians over {repeats} repeats (lowest to highest); router, client and engines on ",
     ]
-    lines[-1] += f"engines on cores {ROUTER_CORE}, {LOAD_CORE}, {ENGINE_CORE} of {os.cpu_count()}; "
+    lines[-1] += f"cores {ROUTER_CORE}, {LOAD_CORE}, {ENGINE_CORE} of {os.cpu_count()}; "
     lines[-1] += f"load average {load_before[0]:.1f} before, {load_after[0]:.1f} after."
     return "\n".join(lines)
 
