@@ -139,7 +139,7 @@ class ArmHost:
         self._front = Front(self._config, name, self._policies, endpoints, parallelism)
 
     def call(self, trial: ServingTrial) -> CallSpec:
-        """Token-id prompts of exact length, from the model's own vocabulary."""
+        """What is asked of it; token ids come from the model's own vocabulary."""
         load = self._config.load
         return CallSpec(
             model=self._model.name,
@@ -150,6 +150,8 @@ class ArmHost:
             temperature=load.temperature,
             ignore_eos=load.ignore_eos,
             sessions=load.sessions,
+            prompts=load.prompts.name,
+            shared_prefix_tokens=load.shared_prefix_tokens,
         )
 
     def send(self, trial: ServingTrial, requests: Sequence[Request]) -> CellRecord:

@@ -76,6 +76,8 @@ class AttachedHost:
             temperature=load.temperature,
             ignore_eos=load.ignore_eos,
             sessions=load.sessions,
+            prompts=load.prompts.name,
+            shared_prefix_tokens=load.shared_prefix_tokens,
             strict=self._server.strict,
         )
 

@@ -113,8 +113,9 @@ class Block:
 
     def _cell(self, trial: ServingTrial, host: Host) -> Outcome:
         load = self._config.load
+        call = host.call(trial)
         requests = build_requests(
-            host.call(trial),
+            call,
             seed=self._config.seed,
             trial_id=trial.trial_id,
             measured=trial.requests,
@@ -131,7 +132,7 @@ class Block:
         ledger = ledger_of_cell(record, host.endpoints(), before, host.counts(trial))
         outcome = outcome_of_cell(record, trial, ledger)
         outcome.rows["status"] = standing + _at("after", host.standing(trial))
-        outcome.facts |= self._ran
+        outcome.facts |= self._ran | {"prompts": call.sent}
         outcome.facts["shared_gpu"] = trial.gpus > 1 and self._config.cluster.ranks_per_gpu > 1
         self._prove(outcome, trial, host, record)
         if any(request.state != "complete" for request in record.requests):

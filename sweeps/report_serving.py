@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from serving.load.metrics import CellMetrics
 from sweeps.admission import equal_batch_remark, lockstep_remark
+from sweeps.report_prompts import prompts_remark
 from sweeps.report_ratio import ratio_table
 from sweeps.results import Outcome, labels
 from sweeps.tablefmt import Block, Metric, Section, Table, Value, stacked
@@ -58,7 +59,7 @@ def brief(view: View) -> list[Section]:
 
 def _remarks(view: View) -> list[str]:
     found = view.of("serving")
-    return [*equal_batch_remark(found), *lockstep_remark(found)]
+    return [*prompts_remark(found), *equal_batch_remark(found), *lockstep_remark(found)]
 
 
 def _ratios(view: View) -> list[Section]:

@@ -87,7 +87,14 @@ def view(tables: Mapping[str, pa.Table]) -> View:
 
 def serving_key(trial: Trial) -> ServingKey:
     """Where a serving trial stands in the tables."""
-    return ServingKey(trial.shape or trial.cell, trial.concurrency or 0, trial.rate_per_s)
+    return ServingKey(_shape(trial), trial.concurrency or 0, trial.rate_per_s)
+
+
+def _shape(trial: Trial) -> str:
+    """The shape in words: what a prefix cache may help with never stands beside what it may not."""
+    shape = trial.shape or trial.cell
+    independent = trial.prompts in (None, "token_ids", "text")
+    return shape if independent else f"{shape} {trial.prompts}"
 
 
 def a2a_key(trial: Trial) -> A2aKey:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from ep_ray.config.check_workload import twice
-from ep_ray.config.schema import ArrivalKind, Config, Load
+from ep_ray.config.schema import ArrivalKind, Config, Load, PromptKind
 
 
 def check_load(config: Config) -> Iterator[str]:
@@ -24,11 +24,34 @@ def check_load(config: Config) -> Iterator[str]:
     if not load.shapes:
         yield "`load.shapes` names at least one value"
     yield from twice("load.shapes", load.shapes)
+    yield from _shared_prefix(load)
     yield from _closed(load) if load.arrival is ArrivalKind.closed else _open(load)
     if load.min_requests < 1 or load.requests_per_slot < 1:
         yield "`load.min_requests` and `load.requests_per_slot` are at least 1"
     if load.sessions < 0:
         yield f"`load.sessions={load.sessions}`: at least 0"
+
+
+def _shared_prefix(load: Load) -> Iterator[str]:
+    tokens = load.shared_prefix_tokens
+    if load.prompts is not PromptKind.shared_prefix:
+        if tokens:
+            yield (
+                f"`load.shared_prefix_tokens={tokens}` with load.prompts={load.prompts.name}: only "
+                "load.prompts=shared_prefix reads it"
+            )
+    elif tokens < 1:
+        yield (
+            f"`load.shared_prefix_tokens={tokens}`: load.prompts=shared_prefix needs the prefix's "
+            "length, at least 1"
+        )
+    for shape in load.shapes:
+        prompt, _, completion = shape.partition("/")
+        if prompt.isdecimal() and completion and 1 <= int(prompt) <= tokens:
+            yield (
+                f"`load.shared_prefix_tokens={tokens}` fills the prompt of load.shapes={shape}: "
+                "below the prompt's length, so that each request has tokens of its own"
+            )
 
 
 def _closed(load: Load) -> Iterator[str]:

@@ -102,6 +102,18 @@ class ArrivalKind(Enum):
     ramp = "ramp"
 
 
+class PromptKind(Enum):
+    """What prompts are made of.
+
+    `token_ids` draws random ids of exact length, or words where a server takes no ids; `text`
+    draws words; of `shared_prefix` the first tokens are the same in all requests of a cell.
+    """
+
+    token_ids = "token_ids"
+    text = "text"
+    shared_prefix = "shared_prefix"
+
+
 class Api(Enum):
     """Which OpenAI-compatible endpoint receives the load."""
 

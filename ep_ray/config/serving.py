@@ -6,7 +6,14 @@ from dataclasses import dataclass, field
 
 from omegaconf import MISSING
 
-from ep_ray.config.kinds import Api, ArmKind, ArrivalKind, RouterPolicy, TransportKind
+from ep_ray.config.kinds import (
+    Api,
+    ArmKind,
+    ArrivalKind,
+    PromptKind,
+    RouterPolicy,
+    TransportKind,
+)
 
 
 @dataclass
@@ -133,6 +140,8 @@ class Load:
     Attributes:
         api: Endpoint that receives the load.
         shapes: `prompt/completion` in tokens, for example `1024/256`.
+        prompts: What prompts are made of; each has a part that no other request shares.
+        shared_prefix_tokens: Length of the prefix of `shared_prefix`, in tokens; words in text.
         concurrency: Requests in flight in a closed loop; open loops do not read it.
         arrival: When requests are sent.
         rate: Requests per second of open loops, whatever the server does; of a ramp, at its end.
@@ -153,6 +162,8 @@ class Load:
 
     api: Api = Api.completions
     shapes: list[str] = MISSING
+    prompts: PromptKind = PromptKind.token_ids
+    shared_prefix_tokens: int = 0
     concurrency: list[int] = MISSING
     arrival: ArrivalKind = ArrivalKind.closed
     rate: list[float] = field(default_factory=list)

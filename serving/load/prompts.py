@@ -1,8 +1,8 @@
-"""Builds a cell's requests: prompts that no prefix cache can help with, of exact length.
+"""Builds a cell's requests: prompts that no prefix cache can help with, or only as far as asked.
 
-Completions get token ids, which keep their length; chat gets text, whose length only the
-server's usage knows. Prompts depend on (seed, trial, role, index), so a second trial or
-repeat with the same seed has other prompts.
+Token ids keep their exact length; the length of text only the server's usage knows. Prompts
+depend on (seed, trial, role, index), so a second trial or repeat with the same seed has other
+prompts.
 """
 
 from __future__ import annotations
@@ -12,19 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
+from serving.load.drafts import text_prompts, token_prompts, usable_ids
 from serving.load.records import Request
-from serving.load.seeded import digest, generator
 
-# Common English words, about one token each in most vocabularies.
-_TEXT = """
-time year people way day man thing woman life child world school state
-family student group country problem hand part place case week company system program
-question work government number night point home water room mother area money story
-"""
-_WORDS = tuple(_TEXT.split())
+PROMPTS = ("token_ids", "text", "shared_prefix")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +27,8 @@ class CallSpec:
         api: `completions` or `chat`.
         prompt_tokens: Length of the prompt; words where the prompt is text.
         completion_tokens: Length of the completion.
+        prompts: `token_ids`; `text`; or `shared_prefix`, which is ids where they can be sent.
+        shared_prefix_tokens: First tokens, or words, that are the same in all of the cell.
         vocab_size: Ids of the model's vocabulary, for exact token-id prompts to `completions`;
             None sends text, whose length in tokens only the server's usage tells.
         excluded_ids: Ranges of ids never drawn; None takes `default_exclusion`.
@@ -58,6 +51,20 @@ class CallSpec:
     return_token_ids: bool = False
     sessions: int = 0
     strict: bool = False
+    prompts: str = "token_ids"
+    shared_prefix_tokens: int = 0
+
+    @property
+    def sends_ids(self) -> bool:
+        """Whether prompts travel as token ids; chat takes text only."""
+        ids_known = self.vocab_size is not None and self.api == "completions"
+        return ids_known and self.prompts != "text"
+
+    @property
+    def sent(self) -> str:
+        """What prompts really are: `text` where ids were asked and cannot be sent."""
+        asked_ids = self.prompts == "token_ids"
+        return "text" if asked_ids and not self.sends_ids else self.prompts
 
 
 def build_requests(
@@ -72,46 +79,57 @@ def build_requests(
     """Requests of one cell, in the order calibration, warm-up, measured.
 
     Raises:
-        ValueError: The API is unknown, a length is below 1, or the vocabulary is missing or
-            too small to give each request its own first token.
+        ValueError: The API or the kind of prompts is unknown, a length is below 1, the prefix
+            fills the prompt, or the vocabulary is too small to give each request its own token.
     """
     roles = ["calibration"] * calibration + ["warmup"] * warmups + ["measured"] * measured
-    keys = [f"{seed}/{trial_id}/{index}" for index in range(len(roles))]
-    if min(spec.prompt_tokens, spec.completion_tokens) < 1:
-        raise ValueError(
-            f"prompt of {spec.prompt_tokens} and completion of {spec.completion_tokens} tokens: "
-            "expected at least 1 each"
-        )
-    if spec.api == "completions" and spec.vocab_size is None:
-        bodies: list[dict[str, Any]] = [{"prompt": _text(spec, key)} for key in keys]
-    elif spec.api == "completions":
-        prompts = _token_prompts(spec, f"{seed}/{trial_id}", keys)
-        bodies = [{"prompt": prompt} for prompt in prompts]
-    elif spec.api == "chat":
-        bodies = [{"messages": [{"role": "user", "content": _text(spec, k)}]} for k in keys]
-    else:
-        raise ValueError(f"api {spec.api!r}: expected completions or chat")
+    _check(spec)
+    prompts = _prompts(spec, f"{seed}/{trial_id}", len(roles))
     common = _common_fields(spec)
     return [
         Request(
             request_id=f"{trial_id}-{index}",
             role=role,
-            body=json.dumps({**common, **body}, separators=(",", ":")).encode(),
+            body=json.dumps(common | _body(spec, prompt), separators=(",", ":")).encode(),
             max_tokens=spec.completion_tokens,
             ignore_eos=spec.ignore_eos and not spec.strict,
             session=f"{trial_id}-s{index % spec.sessions}" if spec.sessions else None,
         )
-        for index, (role, body) in enumerate(zip(roles, bodies, strict=True))
+        for index, (role, prompt) in enumerate(zip(roles, prompts, strict=True))
     ]
 
 
-def default_exclusion(vocab_size: int) -> list[range]:
-    """Ids that commonly are special: the lowest 1 % (at most 256) and the highest 1/32.
+def _check(spec: CallSpec) -> None:
+    if spec.api not in ("completions", "chat"):
+        raise ValueError(f"api {spec.api!r}: expected completions or chat")
+    if spec.prompts not in PROMPTS:
+        raise ValueError(f"prompts {spec.prompts!r}: expected one of {', '.join(PROMPTS)}")
+    if min(spec.prompt_tokens, spec.completion_tokens) < 1:
+        raise ValueError(
+            f"prompt of {spec.prompt_tokens} and completion of {spec.completion_tokens} tokens: "
+            "expected at least 1 each"
+        )
+    if not 0 <= spec.shared_prefix_tokens < spec.prompt_tokens:
+        raise ValueError(
+            f"shared prefix of {spec.shared_prefix_tokens} tokens: at least one of the prompt's "
+            f"{spec.prompt_tokens} is the request's own"
+        )
 
-    That covers control and byte tokens at the bottom, and added tokens and unused rows at the
-    top, of the Llama, Qwen and DeepSeek vocabularies.
-    """
-    return [range(min(256, vocab_size // 100)), range(vocab_size - vocab_size // 32, vocab_size)]
+
+def _prompts(spec: CallSpec, trial_key: str, count: int) -> Sequence[str | list[int]]:
+    keys = [f"{trial_key}/{index}" for index in range(count)]
+    lengths = spec.prompt_tokens, spec.shared_prefix_tokens
+    if spec.sends_ids:
+        assert spec.vocab_size is not None
+        ids = usable_ids(spec.vocab_size, spec.excluded_ids)
+        return token_prompts(ids, trial_key, keys, *lengths)
+    return text_prompts(trial_key, keys, *lengths)
+
+
+def _body(spec: CallSpec, prompt: str | list[int]) -> dict[str, Any]:
+    if spec.api == "chat":
+        return {"messages": [{"role": "user", "content": prompt}]}
+    return {"prompt": prompt}
 
 
 def _common_fields(spec: CallSpec) -> dict[str, Any]:
@@ -131,35 +149,3 @@ def _common_fields(spec: CallSpec) -> dict[str, Any]:
     if spec.return_token_ids:
         fields["return_token_ids"] = True
     return fields
-
-
-def _token_prompts(spec: CallSpec, trial_key: str, keys: list[str]) -> list[list[int]]:
-    """Random ids; within a trial no two prompts begin with the same one."""
-    ids = _usable_ids(spec)
-    if len(keys) > len(ids):
-        raise ValueError(
-            f"{len(keys)} requests need as many first tokens, the vocabulary has {len(ids)} "
-            "usable ids: send fewer requests per cell or exclude fewer ids"
-        )
-    firsts = generator(trial_key).permutation(ids)[: len(keys)]
-    prompts = []
-    for first, key in zip(firsts, keys, strict=True):
-        prompt = generator(key).choice(ids, spec.prompt_tokens)
-        prompt[0] = first
-        prompts.append(prompt.tolist())
-    return prompts
-
-
-def _usable_ids(spec: CallSpec) -> npt.NDArray[np.int64]:
-    assert spec.vocab_size is not None
-    excluded = spec.excluded_ids
-    if excluded is None:
-        excluded = default_exclusion(spec.vocab_size)
-    banned = np.concatenate([np.arange(0), *(np.array(ids, dtype=np.int64) for ids in excluded)])
-    return np.setdiff1d(np.arange(spec.vocab_size), banned)
-
-
-def _text(spec: CallSpec, key: str) -> str:
-    """A marker that no other request has, then random common words."""
-    words = generator(key).choice(_WORDS, max(0, spec.prompt_tokens - 1))
-    return " ".join([digest(key).hex()[:16], *words])

@@ -74,6 +74,7 @@ def test_every_cell_is_a_trial_that_went_well(tables):
         ("attached", "12-4-c1", "ok"), ("attached", "12-4-c2", "ok"),
     ]  # fmt: skip
     for row in rows:
+        assert row["prompts"] == "token_ids"
         assert row["transport_status"] == "not_applicable"
         assert (row["tp"], row["dp"], row["ep"]) == (None, None, None)
         versions = json.loads(row["versions_json"])

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from serving.load.prompts import CallSpec, build_requests, default_exclusion
+from serving.load.drafts import default_exclusion
+from serving.load.prompts import CallSpec, build_requests
 from serving.load.target import Target, request_bytes
 
 SPEC = CallSpec("m", "completions", 64, 16, vocab_size=1024)
@@ -102,6 +103,8 @@ def test_without_a_vocabulary_completions_get_unique_text():
         (CallSpec("m", "completions", 4, 4, vocab_size=40), "50 requests need"),
         (CallSpec("m", "completions", 0, 4, vocab_size=1024), "at least 1"),
         (CallSpec("m", "embeddings", 4, 4), "expected completions or chat"),
+        (CallSpec("m", "chat", 4, 4, prompts="songs"), "expected one of token_ids, text"),
+        (CallSpec("m", "chat", 4, 4, shared_prefix_tokens=4), "shared prefix of 4 tokens"),
     ],
 )
 def test_what_cannot_be_built_is_refused(spec, message):
@@ -117,3 +120,54 @@ def test_requests_belong_to_sessions_in_turn_and_say_so_on_the_wire():
     assert b"\r\nx-session-id: t-s1\r\n" in request_bytes(target, requests[1], {})
     (alone,) = build_requests(SPEC, seed=0, trial_id="t", measured=1)
     assert b"x-session-id" not in request_bytes(target, alone, {})
+
+
+def parts(spec: CallSpec, **which) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Each prompt's first 24 tokens or words, and the others."""
+    found = []
+    for body in bodies(spec, **which):
+        prompt = body["prompt"] if "prompt" in body else body["messages"][0]["content"]
+        units = tuple(map(str, prompt if isinstance(prompt, list) else prompt.split()))
+        found.append((units[:24], units[24:]))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("api", "vocab_size"), [("completions", 1024), ("completions", None), ("chat", 1024)]
+)
+def test_a_shared_prefix_is_common_to_a_cell_and_ends_where_it_should(api, vocab_size):
+    spec = CallSpec("m", api, 64, 16, vocab_size, prompts="shared_prefix", shared_prefix_tokens=24)
+    cells = [parts(spec, trial_id=trial) for trial in ("t", "u")]
+    cells.append(parts(spec, seed=1))
+    prefixes = [{prefix for prefix, _ in cell} for cell in cells]
+    assert [len(prefix) for prefix in prefixes] == [1, 1, 1]
+    assert len(set.union(*prefixes)) == 3, "another trial has another prefix"
+    for cell in cells:
+        assert {len(rest) for _, rest in cell} == {40}
+        assert len({rest[0] for _, rest in cell}) == len(cell), "the prefix does not go on"
+
+
+def test_text_is_sent_though_ids_could_be_and_may_end_by_itself():
+    spec = CallSpec("m", "completions", 12, 4, 1024, prompts="text", ignore_eos=False)
+    found = bodies(spec) + bodies(spec, trial_id="u")
+    texts = [body["prompt"].split() for body in found]
+    assert {len(words) for words in texts} == {12}
+    assert len({words[0] for words in texts}) == 100, "a marker of each request and trial"
+    assert not {"ignore_eos", "min_tokens"} & set().union(*found)
+
+
+@pytest.mark.parametrize(
+    ("api", "vocab_size", "asked", "sent"),
+    [
+        ("completions", 1024, "token_ids", "token_ids"),
+        ("completions", None, "token_ids", "text"),
+        ("chat", 1024, "token_ids", "text"),
+        ("completions", 1024, "text", "text"),
+        ("chat", None, "shared_prefix", "shared_prefix"),
+    ],
+)
+def test_a_call_says_what_its_prompts_really_are(api, vocab_size, asked, sent):
+    spec = CallSpec("m", api, 4, 4, vocab_size, prompts=asked)
+    assert spec.sent == sent
+    (body,) = bodies(spec, measured=1)
+    assert isinstance(body.get("prompt"), list) is (sent == "token_ids")

@@ -137,6 +137,19 @@ SERVING = [
     ),
     ({"load__sessions": -1}, "`load.sessions=-1`: at least 0"),
     (
+        {"load__shared_prefix_tokens": 8},
+        "`load.shared_prefix_tokens=8` with load.prompts=token_ids: only load.prompts=shared_prefix "
+        "reads it",
+    ),
+    (
+        {"load__prompts": s.PromptKind.shared_prefix},
+        "`load.shared_prefix_tokens=0`: load.prompts=shared_prefix needs the prefix's length",
+    ),
+    (
+        {"load__prompts": s.PromptKind.shared_prefix, "load__shared_prefix_tokens": 64},
+        "`load.shared_prefix_tokens=64` fills the prompt of load.shapes=64/16: below the prompt's",
+    ),
+    (
         {"arm__router": s.RouterPolicy.session},
         "`arm`: router=session keeps a session at one rank, and load.sessions=0: no request "
         "belongs to one. Set load.sessions=N",

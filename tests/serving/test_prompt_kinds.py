@@ -1,0 +1,84 @@
+"""Each kind of prompts from the command line to the server and the tables, on loopback."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests.serving.openai_server import Habits, openai_server
+
+DEADLINE_S = 240
+SMALL = [
+    "load.concurrency=[1,2]", "load.min_requests=3", "load.requests_per_slot=1",
+    "load.warmups=1", "cluster.dashboard=false", "model.vocab_size=1000",
+]  # fmt: skip
+
+
+def sweep(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ep_ray.sweep", "+exp=attached", *SMALL, *overrides],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+
+
+def measured(
+    folder: Path, *overrides: str
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], str]:
+    """Rows of `trials`, what the server was sent but for the probes, and what was printed."""
+    habits = Habits()
+    with openai_server(habits) as url:
+        done = sweep(folder, f"arm.url={url}", *overrides)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (results,) = (folder / "runs").iterdir()
+    sent = [body for body in habits.bodies if body["max_tokens"] != 2]
+    return pq.read_table(results / "trials.parquet").to_pylist(), sent, done.stdout
+
+
+def test_a_shared_prefix_reaches_the_server(tmp_path):
+    rows, bodies, printed = measured(
+        tmp_path,
+        "load.shapes=[12/4]",
+        "load.prompts=shared_prefix",
+        "load.shared_prefix_tokens=8",
+    )
+    assert [(row["status"], row["prompts"]) for row in rows] == [("ok", "shared_prefix")] * 2
+    prompts = [tuple(body["prompt"]) for body in bodies]
+    assert len(set(prompts)) == len(prompts) == 2 * (3 + 1) + 1
+    assert len({prompt[:8] for prompt in prompts}) == 2, "one prefix a cell"
+    assert "the first 8 tokens are the same in all of a cell" in printed
+
+
+def test_text_reaches_the_server_and_may_end_by_itself(tmp_path):
+    rows, bodies, printed = measured(
+        tmp_path, "load.shapes=[12/4]", "load.prompts=text", "load.ignore_eos=false"
+    )
+    assert [(row["status"], row["prompts"]) for row in rows] == [("ok", "text")] * 2
+    assert {len(body["prompt"].split()) for body in bodies} == {12}
+    assert len({body["prompt"].split()[0] for body in bodies}) == len(bodies)
+    assert not {"ignore_eos", "min_tokens"} & set().union(*bodies)
+    assert "random words with a marker of their own" in printed
+
+
+def test_a_prefix_without_a_length_is_refused_before_anything_starts(tmp_path):
+    done = sweep(
+        tmp_path, "arm.url=http://127.0.0.1:1", "load.shapes=[12/4]", "load.prompts=shared_prefix"
+    )
+    assert done.returncode != 0
+    assert "`load.shared_prefix_tokens=0`: load.prompts=shared_prefix needs" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("kind", ["songs"])
+def test_a_kind_that_does_not_exist_lists_those_that_do(tmp_path, kind):
+    done = sweep(tmp_path, "arm.url=http://127.0.0.1:1", f"load.prompts={kind}")
+    assert done.returncode != 0
+    assert "shared_prefix" in done.stderr
