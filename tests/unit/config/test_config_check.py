@@ -138,8 +138,8 @@ SERVING = [
     ({"load__sessions": -1}, "`load.sessions=-1`: at least 0"),
     (
         {"load__shared_prefix_tokens": 8},
-        "`load.shared_prefix_tokens=8` with load.prompts=token_ids: only load.prompts=shared_prefix "
-        "reads it",
+        "`load.shared_prefix_tokens=8` with load.prompts=token_ids: only "
+        "load.prompts=shared_prefix reads it",
     ),
     (
         {"load__prompts": s.PromptKind.shared_prefix},
