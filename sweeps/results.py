@@ -60,6 +60,7 @@ class Trial:
     local_tp: int | None
     arrival: str | None
     rate_per_s: float | None
+    restarted_for: str | None
 
     @property
     def label(self) -> str:

@@ -13,6 +13,7 @@ SCHEMA_VERSION = "1"
 ADDED_LATER = frozenset(
     {"tags", "launch", "compat", "masked_share", "tokens_per_rank", "routing_digest"}
     | {"statistic", "loop", "timed_unix_ns", "timed_ns", "local_tp", "arrival", "rate_per_s"}
+    | {"restarted_for"}
 )
 """Columns that folders of this version may lack: they were written before there was such a thing,
 and read as null."""
@@ -76,6 +77,7 @@ TRIALS = _schema(
     # further columns of serving cells
     ("arrival", pa.string()),  # closed | poisson | gamma | ramp; null was closed
     ("rate_per_s", pa.float64()),  # of an open loop, which has no concurrency
+    ("restarted_for", pa.string()),  # why its group was started twice; null where once did
 )
 
 # One row per operation of an all-to-all trial.

@@ -21,9 +21,10 @@ import ray
 
 from ep_ray.config.schema import Arm, ArmKind, Model
 from serving import engine_http, models, ports
+from serving.deploy import deploy
 from serving.engine import Launch, Seat, plan_launches
 from serving.engine_process import session_pids
-from serving.group import EngineGroup, GroupError, deploy
+from serving.group import EngineGroup, GroupError
 
 pytest.importorskip("vllm", reason="needs vLLM")
 HOST = "127.0.0.1"
