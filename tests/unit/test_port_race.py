@@ -150,7 +150,7 @@ def zmq_again(port: int) -> None:
 def test_real_binders_on_a_real_taken_port_are_recognised(bind: Callable[[int], None]) -> None:
     """What this machine's Python, torch and zmq say, not what they once said."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        with pytest.raises(Exception, match="(?i)address already in use") as caught:
+        with pytest.raises(Exception, match=r"(?i)address already in use") as caught:
             bind(taken.getsockname()[1])
     lines = "".join(traceback.format_exception(caught.value)).splitlines()
     assert lost_port_race([rank(0, *lines, code=1)], linked=False) is not None
