@@ -232,8 +232,27 @@ def test_first_rank_to_die_is_the_reason(cluster: None, folder: Path) -> None:
     launches, seats = plan(on_free_ports(EXTERNAL_DP), folder)
     dies = ("-c", "import sys; sys.exit('out of experts')")
     launches = [replace(launches[0], argv=SLEEPS), replace(launches[1], argv=dies)]
-    with pytest.raises(GroupError, match=r"(?s)rank1 ended with exit code 1.*out of experts"):
+    with pytest.raises(
+        GroupError, match=r"(?s)rank1 ended with exit code 1.*out of experts"
+    ) as caught:
         deploy(launches, seats, str(folder), STARTUP_S)
+    assert caught.value.port_race is None
+    log = (folder / "engine-external_dp-rank1.log").read_text()
+    assert log.count("out of experts") == 1  # no other failure is tried again
+
+
+def test_group_that_loses_its_race_twice_is_not_started_thrice(
+    cluster: None, tmp_path: Path
+) -> None:
+    launches, seats = plan(on_free_ports(ONE), tmp_path)
+    collides = "import socket; a = socket.create_server(('127.0.0.1', 0)); "
+    collides += "print('starts', flush=True); socket.create_server(a.getsockname())"
+    launches = [replace(launches[0], argv=("-c", collides))]
+    again = r"(?s)^started once more, for it had lost a race for a port: engine:one:rank0 found "
+    again += r"its port taken: OSError: \[Errno 98\].*engine:one:rank0 ended with exit code 1"
+    with pytest.raises(GroupError, match=again):
+        deploy(launches, seats, str(tmp_path), STARTUP_S)
+    assert (tmp_path / "engine-one-rank0.log").read_text().count("starts\n") == 2
 
 
 def test_server_that_answers_health_only_is_not_ready(cluster: None, folder: Path) -> None:
