@@ -13,7 +13,7 @@ from ep_ray.interrupt import uninterrupted
 from ep_ray.inventory import local_machine, versions
 from ep_ray.layout import gpus_per_server, servers
 from ep_ray.placement import find_slots, in_bundle, release, reserve
-from ep_ray.transport import Evidence, evidence_in_log, transport_env
+from ep_ray.transport import Evidence, evidence_in_log, server_envs
 from ep_ray.watchdog import TrialError
 from serving.deploy import deploy
 from serving.engine import Launch, Seat, plan_launches
@@ -114,9 +114,7 @@ class ArmHost:
 
     def _launches(self, seats: Sequence[Seat]) -> list[Launch]:
         transport = self._trial.transport
-        # One group per TP group: NVLink stays inside it, whatever is between the groups.
-        one_node = is_one_node()
-        envs = [transport_env(transport, f"ep-ray-tp{r}", one_node) for r in range(len(seats))]
+        envs = server_envs(transport, len(seats), is_one_node())
         cpus = sorted(os.sched_getaffinity(0)) if self._device is DeviceKind.cpu else None
         config = self._config.model
         return plan_launches(
