@@ -38,6 +38,11 @@ STORE_WAITS = (
 )
 VLLM_WAITS = "RuntimeError: Did not receive response from front-end process within 5 minutes"
 TORCH_DIALS = f"[E1206 12:15:30.071331387 socket.cpp:1028] [c10d] {DIAL}"
+TORCH_REACHED_A_STRANGER = (
+    "[W1206 12:37:29.785301160 TCPStore.cpp:340] [c10d] TCP client failed to connect/validate to "
+    "host 127.0.0.1:24633 - retrying (try=0, timeout=1800000ms, delay=284ms): Connection reset by "
+    "peer"
+)
 NO_FAULT = (
     "(APIServer pid=7) INFO 12-06 12:20:30 [network_utils.py:231] Port 19502 is already in use, "
     "trying port 19503",
@@ -87,9 +92,10 @@ def test_rank_that_gave_up_on_a_peer_lost_a_race(said: str) -> None:
     assert lost_port_race(ranks, linked=False) is None
 
 
-def test_rank_that_still_dials_at_the_deadline_lost_a_race() -> None:
-    ranks = [rank(0, *NO_FAULT), rank(1, *NO_FAULT, TORCH_DIALS)]
-    assert lost_port_race(ranks, linked=True) == f"rank1 waited for a peer in vain: {TORCH_DIALS}"
+@pytest.mark.parametrize("said", [TORCH_DIALS, TORCH_REACHED_A_STRANGER])
+def test_rank_that_still_dials_at_the_deadline_lost_a_race(said: str) -> None:
+    ranks = [rank(0, *NO_FAULT), rank(1, *NO_FAULT, said)]
+    assert lost_port_race(ranks, linked=True) == f"rank1 waited for a peer in vain: {said}"
 
 
 def test_ranks_apart_at_the_deadline_lost_a_race_only_where_they_are_linked() -> None:
