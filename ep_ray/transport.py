@@ -80,6 +80,15 @@ def transport_env(transport: Transport, group: str, one_node: bool) -> dict[str,
     return env | dict(transport.env)
 
 
+def server_envs(transport: Transport, servers: int, one_node: bool) -> list[dict[str, str]]:
+    """`transport_env` of each server of an arm, every server a group of its own.
+
+    NVLink stays inside a server's TP group. Between servers the network is used, on one machine
+    too, as between the pods of the published study.
+    """
+    return [transport_env(transport, f"ep-ray-tp{s}", one_node) for s in range(servers)]
+
+
 def evidence_in_log(rank: int, lines: Iterable[str]) -> list[Evidence]:
     """What NCCL says about its channels, one entry per distinct statement."""
     found: dict[str, str | None] = {}

@@ -11,8 +11,9 @@ from pathlib import Path
 from serving import engine_http
 from serving.engine import Launch
 from serving.engine_http import Counters
-from serving.engine_process import ServerProcess, first_error, tail
+from serving.engine_process import ServerProcess, first_error, lines_from, tail
 from serving.models import ensure_here
+from serving.port_race import RankAtStart, port_signs
 from serving.ports import check_free
 
 POLL_S = 0.25
@@ -76,6 +77,7 @@ class EngineRank:
         self._launch = launch
         self._log = Path(log_dir) / (launch.name.replace(":", "-") + ".log")
         self._server: ServerProcess | None = None
+        self._log_begin = 0  # where this start's lines begin: earlier ones wrote there too
         self._started_s = self._health_s = self._startup_s = 0.0
 
     def __repr__(self) -> str:
@@ -90,6 +92,7 @@ class EngineRank:
         """
         check_free(self._launch.claims)
         ensure_here(self._launch.model)
+        self._log_begin = self._log.stat().st_size if self._log.is_file() else 0
         self._started_s = time.monotonic()
         env = {**os.environ, **_without_flashinfer(), **self._launch.env}
         self._server = ServerProcess(self._launch.argv, env, self._log)
@@ -143,6 +146,13 @@ class EngineRank:
             return str(error)
         return None
 
+    def at_start(self) -> RankAtStart:
+        """How far its start-up came, and what its log says of ports; never raises."""
+        code = None if self._server is None else self._server.exit_code()
+        healthy = code is None and engine_http.is_healthy(self._launch.url)
+        signs = port_signs(lines_from(self._log, self._log_begin))
+        return RankAtStart(self._launch.name, code, healthy, signs)
+
     def facts(self) -> EngineFacts:
         server = self._running()
         version = engine_http.get(f"{self._launch.url}/version", 10.0)
@@ -192,7 +202,7 @@ class EngineRank:
             raise self._error(f"ended with exit code {code}" + _signal_hint(code))
 
     def _error(self, what: str, kind: type[EngineError] = EngineError) -> EngineError:
-        log, cause = tail(self._log, TAIL_LINES), first_error(self._log)
+        log, cause = tail(self._log, TAIL_LINES), first_error(self._log, self._log_begin)
         said = f"; its log's first error: {cause}" if cause else ""
         return kind(f"{self._launch.name} {what}{said}\nThe end of {self._log}:\n{log}")
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 SUPERVISOR = Path(__file__).with_name("engine_supervisor.py")
@@ -116,15 +116,27 @@ def tail(log: Path, lines: int) -> str:
         return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
 
 
-_RAISED = re.compile(r"^(?:\(.*?\) )?(?:ERROR .*?\] )?((?:[\w.]+)?(?:Error|Exception): .+)$")
+# One line of a log that names an exception, after vLLM's prefixes; its group is the exception.
+RAISED = re.compile(r"^(?:\(.*?\) )?(?:ERROR .*?\] )?((?:[\w.]+)?(?:Error|Exception): .+)$")
 
 
-def first_error(log: Path) -> str:
-    """The first exception that a log names: the cause, where later ones are its consequences."""
-    if not log.is_file():
-        return ""
-    with log.open(errors="replace") as lines:
-        return next((found[1] for line in lines if (found := _RAISED.match(line.rstrip()))), "")
+def first_error(log: Path, begin: int = 0) -> str:
+    """The first exception that a log names: the cause, where later ones are its consequences.
+
+    Args:
+        log: The file; it need not exist.
+        begin: Bytes to skip, of earlier starts.
+    """
+    lines = lines_from(log, begin)
+    return next((found[1] for line in lines if (found := RAISED.match(line.rstrip()))), "")
+
+
+def lines_from(log: Path, begin: int) -> Iterator[str]:
+    """Lines of a log after its first `begin` bytes; none if it does not exist."""
+    if log.is_file():
+        with log.open("rb") as file:
+            file.seek(begin)
+            yield from (line.decode(errors="replace") for line in file)
 
 
 def session_pids(session: int) -> list[int]:

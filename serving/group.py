@@ -15,10 +15,11 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ep_ray.interrupt import uninterrupted
-from serving.engine import Launch, Seat
-from serving.engine_actor import EngineFacts, EngineRank, EngineTimeoutError, Started
+from serving.engine import Launch
+from serving.engine_actor import EngineFacts, EngineTimeoutError, Started
 from serving.engine_http import Counters
 from serving.engine_process import kill_session
+from serving.port_race import lost_port_race
 from serving.ports import wait_free
 
 CALL_S = 30.0  # a call that only reads; the actor may be busy starting
@@ -32,11 +33,14 @@ class GroupError(RuntimeError):
 
     Attributes:
         timed_out: Whether a deadline passed and no rank said anything worse.
+        port_race: How start-up lost a race for a port, where it did and nothing is left of the
+            group: it may be started once more.
     """
 
-    def __init__(self, message: str, timed_out: bool = False) -> None:
+    def __init__(self, message: str, timed_out: bool = False, port_race: str | None = None) -> None:
         super().__init__(message)
         self.timed_out = timed_out
+        self.port_race = port_race
 
 
 @dataclass(frozen=True)
@@ -48,10 +52,16 @@ class Endpoint:
 
 
 class EngineGroup:
-    """The engines of one arm. Whoever deploys it calls `stop`, whatever happens."""
+    """The engines of one arm. Whoever deploys it calls `stop`, whatever happens.
+
+    Attributes:
+        launches: How its ranks were started, in rank order.
+        restarted_for: Why the whole group had to be started a second time; None where once did.
+    """
 
     def __init__(self, launches: Sequence[Launch], actors: Sequence[Any]) -> None:
         self.launches = list(launches)
+        self.restarted_for: str | None = None
         self._actors = list(actors)
         self._started: list[Started | None] = [None] * len(actors)
 
@@ -74,11 +84,24 @@ class EngineGroup:
             self._call("ready", range(len(self._actors)), left_s + CALL_S, left_s)
         except BaseException as error:
             with uninterrupted():
+                race = self._port_race() if isinstance(error, GroupError) else None
                 left = self.stop(grace_s=0.0)
-            if left and isinstance(error, GroupError):
-                message = f"{error}\nLeft behind: {'; '.join(left)}"
-                raise GroupError(message, error.timed_out) from error
+            if isinstance(error, GroupError):
+                message = f"{error}\nLeft behind: {'; '.join(left)}" if left else str(error)
+                raise GroupError(message, error.timed_out, None if left else race) from error
             raise
+
+    def _port_race(self) -> str | None:
+        """Reads in the ranks' logs whether start-up lost a race for a port; to be asked at once."""
+        if None in self._started:
+            return None
+        refs = [actor.at_start.remote() for actor in self._actors]
+        done, late = ray.wait(refs, num_returns=len(refs), timeout=CALL_S)
+        ranks = [_value_or_error(ref) for ref in refs if ref in done]
+        if late or any(isinstance(rank, BaseException) for rank in ranks):
+            return None
+        linked = "--data-parallel-size" in self.launches[0].argv
+        return lost_port_race(ranks, linked)
 
     def check_alive(self, timeout_s: float = CALL_S) -> None:
         """Raises GroupError if a rank died. Costs one short call per rank."""
@@ -210,41 +233,6 @@ class EngineGroup:
             if method == "start":
                 lines.append("Ray may have no place for the actor: see `ray status`")
         return "\n".join(lines)
-
-
-def deploy(
-    launches: Sequence[Launch],
-    seats: Sequence[Seat],
-    log_dir: str,
-    startup_timeout_s: float,
-    actor_start_s: float = ACTOR_START_S,
-) -> EngineGroup:
-    """Starts the engines of an arm and waits until all serve.
-
-    Args:
-        launches: From `serving.engine.plan_launches`, in rank order.
-        seats: The same seats; `options` place each rank's actor.
-        log_dir: Absolute folder, on each node, for `engine-ARM-rankN.log`.
-        startup_timeout_s: Deadline for all ranks together (`arm.startup_timeout_s`).
-        actor_start_s: Deadline for the actors (`deadlines.actor_start_s`).
-
-    Raises:
-        GroupError: The group did not come up; nothing of it is left, or the message says what.
-    """
-    remote = ray.remote(EngineRank)
-    actors = [
-        remote.options(**_actor_options(launch, seat)).remote(launch, log_dir)
-        for launch, seat in zip(launches, seats, strict=True)
-    ]
-    group = EngineGroup(launches, actors)
-    group.start(startup_timeout_s, actor_start_s)
-    return group
-
-
-def _actor_options(launch: Launch, seat: Seat) -> dict[str, Any]:
-    # max_restarts=0: a restarted rank cannot rejoin its group. max_concurrency: `stop` and
-    # `check` must be answered while `ready` waits.
-    return {**seat.options, "name": launch.name, "max_restarts": 0, "max_concurrency": 4}
 
 
 def _leftovers_here(launch: Launch, session: int) -> list[str]:

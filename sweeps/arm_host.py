@@ -13,11 +13,12 @@ from ep_ray.interrupt import uninterrupted
 from ep_ray.inventory import local_machine, versions
 from ep_ray.layout import gpus_per_server, servers
 from ep_ray.placement import find_slots, in_bundle, release, reserve
-from ep_ray.transport import Evidence, evidence_in_log, transport_env
+from ep_ray.transport import Evidence, evidence_in_log, server_envs
 from ep_ray.watchdog import TrialError
+from serving.deploy import deploy
 from serving.engine import Launch, Seat, plan_launches
 from serving.expert_bytes import expert_bytes
-from serving.group import EngineGroup, GroupError, deploy
+from serving.group import EngineGroup, GroupError
 from serving.load.prompts import CallSpec
 from serving.load.records import CellRecord, Request
 from serving.models import ResolvedModel
@@ -113,9 +114,7 @@ class ArmHost:
 
     def _launches(self, seats: Sequence[Seat]) -> list[Launch]:
         transport = self._trial.transport
-        # One group per TP group: NVLink stays inside it, whatever is between the groups.
-        one_node = is_one_node()
-        envs = [transport_env(transport, f"ep-ray-tp{r}", one_node) for r in range(len(seats))]
+        envs = server_envs(transport, len(seats), is_one_node())
         cpus = sorted(os.sched_getaffinity(0)) if self._device is DeviceKind.cpu else None
         config = self._config.model
         return plan_launches(
@@ -228,17 +227,18 @@ class ArmHost:
         return expert_bytes(self._arm, Path(self._model.path), complete)
 
     def what_ran(self) -> dict[str, Any]:
-        """Versions, hardware, and the real environment of each rank's server."""
+        """Versions, hardware, each server's real environment, and why the group restarted."""
         facts = {fact.name: fact for fact in self._up.facts()}
         machine = local_machine()
         on_gpu = self._device is DeviceKind.cuda and machine.gpus
-        return what_ran(
+        found = what_ran(
             versions()
             | {"vllm": next(iter(facts.values())).vllm_version, "model": self._model.revision},
             {"machines": {machine.hostname: machine.as_dict()}},
             {name: fact.environment for name, fact in facts.items()},
             machine.gpus[0].name if on_gpu else machine.cpu,
         )
+        return found | {"restarted_for": self._up.restarted_for}
 
     def close(self) -> list[str]:
         """Ends everything of the arm. Returns what is left, in words."""

@@ -1,4 +1,5 @@
-"""Who was there: the registration of every arm's ranks, and what an arm left when it had gone."""
+"""Who was there: groups that were started twice, the registration of every arm's ranks, and what
+an arm left when it had gone."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ Row = dict[str, Any]
 
 
 def sections(view: View) -> list[Section]:
-    """The registration table and the released devices, as far as the sweep recorded them."""
-    found = []
+    """Restarts, the registration table and the released devices, as far as they were recorded."""
+    found = _restarts(view)
     if view.tables["status"].num_rows:
         text = (
             "At the end of each arm's last cell: what the router said of each rank, and the time "
@@ -29,10 +30,22 @@ def sections(view: View) -> list[Section]:
 
 
 def brief(view: View) -> list[Section]:
-    """Nothing, unless a rank did not answer or something was left behind."""
+    """Restarts; all of it where a rank did not answer or something was left behind."""
     lost = [row for _, row in view.rows("status") if row["probe_error"]]
     left = [row for _, row in view.rows("released") if row["left_behind"]]
-    return sections(view) if lost or left else []
+    return sections(view) if lost or left else _restarts(view)
+
+
+def _restarts(view: View) -> list[Section]:
+    """Arms whose engines came up at the second start only, each reason once."""
+    found = dict.fromkeys((t.label, t.restarted_for) for t in view.trials if t.restarted_for)
+    if not found:
+        return []
+    text = (
+        "Start-up of these groups lost a race for a port. The whole group was ended and started "
+        "once more; every number is from the second start."
+    )
+    return [Section("Restarts", (text, text_table("", ("arm", "reason"), list(found))))]
 
 
 def _registration(view: View) -> Table:

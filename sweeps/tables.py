@@ -14,6 +14,7 @@ ADDED_LATER = frozenset(
     {"tags", "launch", "compat", "masked_share", "tokens_per_rank", "routing_digest"}
     | {"statistic", "loop", "timed_unix_ns", "timed_ns", "local_tp", "arrival", "rate_per_s"}
     | {"prompts"}
+    | {"restarted_for"}
 )
 """Columns that folders of this version may lack: they were written before there was such a thing,
 and read as null."""
@@ -78,6 +79,7 @@ TRIALS = _schema(
     ("arrival", pa.string()),  # closed | poisson | gamma | ramp; null was closed
     ("rate_per_s", pa.float64()),  # of an open loop, which has no concurrency
     ("prompts", pa.string()),  # token_ids | text | shared_prefix; null was not recorded
+    ("restarted_for", pa.string()),  # why its group was started twice; null where once did
 )
 
 # One row per operation of an all-to-all trial.

@@ -85,7 +85,8 @@ class Arm:
         env: Further environment variables of the engines.
         router: Router policy; null takes the experiment's `router`.
         transport: Transport of this arm; null takes the experiment's `transport`.
-        startup_timeout_s: Deadline for all ranks to generate one token.
+        startup_timeout_s: Deadline for all ranks to generate one token, of each start: a group
+            that lost a race for a port is started once more.
         url: `attached` only: base URL of the running server or router.
         rank_urls: `attached` only: base URLs of its ranks, for the ledger.
     """

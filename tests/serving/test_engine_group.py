@@ -1,6 +1,7 @@
 """Engines for real: vLLM on the CPU under Ray, from start to the last process.
 
-One data-parallel group is started for the whole module; its last test kills a rank.
+One data-parallel group is started for the whole module, and loses a race for its ports at first:
+what its tests show, a restarted group does. Its last test kills a rank.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import http.client
 import json
 import os
 import random
+import re
+import shutil
 import signal
 import socket
 import time
@@ -21,14 +24,16 @@ import ray
 
 from ep_ray.config.schema import Arm, ArmKind, Model
 from serving import engine_http, models, ports
+from serving.deploy import deploy
 from serving.engine import Launch, Seat, plan_launches
 from serving.engine_process import session_pids
-from serving.group import EngineGroup, GroupError, deploy
+from serving.group import EngineGroup, GroupError
 
 pytest.importorskip("vllm", reason="needs vLLM")
 HOST = "127.0.0.1"
 STARTUP_S = 360.0
 DEADLINE_S = 60.0
+THIEF = Path(__file__).with_name("port_thief.py")
 SLEEPS = ("-c", "import time; time.sleep(600)")
 MODEL = Model(name="tiny", made="tiny", load_format="dummy", max_model_len=2048)
 EXTERNAL_DP = Arm(
@@ -96,14 +101,42 @@ def assert_nothing_left(found: list[int], launches: list[Launch]) -> None:
     assert ports.wait_free(taken, 0.0) == []
 
 
+def robbed(launch: Launch, folder: Path) -> Launch:
+    """The rank with its probed ports taken, at its first start, between probing and binding."""
+    site = folder / "thief"
+    site.mkdir()
+    shutil.copy(THIEF, site / "sitecustomize.py")
+    (window,) = [claim for claim in launch.claims if claim.probed]
+    env = {
+        "PYTHONPATH": os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")]).strip(":"),
+        "PORT_THIEF_WINDOW": f"{window.first}-{window.last}",
+        "PORT_THIEF_MARK": str(folder / "robbed"),
+    }
+    return replace(launch, env={**launch.env, **env})
+
+
 @pytest.fixture(scope="module")
 def group(cluster: None, folder: Path) -> Iterator[EngineGroup]:
-    up = start(EXTERNAL_DP, folder)
+    launches, seats = plan(on_free_ports(EXTERNAL_DP), folder)
+    up = deploy([robbed(launches[0], folder), launches[1]], seats, str(folder), STARTUP_S)
     yield up
     up.stop(grace_s=0.0)
 
 
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(800)
+def test_group_that_lost_a_race_for_a_port_serves_after_one_restart(
+    group: EngineGroup, folder: Path
+) -> None:
+    assert (folder / "robbed").exists()
+    assert group.restarted_for is not None
+    assert re.search(r"rank0 found its port taken: .*(EADDRINUSE|Errno 98)", group.restarted_for)
+    # Both ranks were started twice: what is left of the first start in their logs, they add to.
+    for rank in range(EXTERNAL_DP.dp):
+        log = (folder / f"engine-external_dp-rank{rank}.log").read_text(errors="replace")
+        assert log.count("non-default args:") == 2
+    group.check_alive()
+
+
 def test_ranks_of_one_group_answer_and_are_counted_apart(group: EngineGroup) -> None:
     before = group.counters(DEADLINE_S)
     first, second = group.endpoints
@@ -199,8 +232,27 @@ def test_first_rank_to_die_is_the_reason(cluster: None, folder: Path) -> None:
     launches, seats = plan(on_free_ports(EXTERNAL_DP), folder)
     dies = ("-c", "import sys; sys.exit('out of experts')")
     launches = [replace(launches[0], argv=SLEEPS), replace(launches[1], argv=dies)]
-    with pytest.raises(GroupError, match=r"(?s)rank1 ended with exit code 1.*out of experts"):
+    with pytest.raises(
+        GroupError, match=r"(?s)rank1 ended with exit code 1.*out of experts"
+    ) as caught:
         deploy(launches, seats, str(folder), STARTUP_S)
+    assert caught.value.port_race is None
+    log = (folder / "engine-external_dp-rank1.log").read_text()
+    assert log.count("out of experts") == 1  # no other failure is tried again
+
+
+def test_group_that_loses_its_race_twice_is_not_started_thrice(
+    cluster: None, tmp_path: Path
+) -> None:
+    launches, seats = plan(on_free_ports(ONE), tmp_path)
+    collides = "import socket; a = socket.create_server(('127.0.0.1', 0)); "
+    collides += "print('starts', flush=True); socket.create_server(a.getsockname())"
+    launches = [replace(launches[0], argv=("-c", collides))]
+    again = r"(?s)^started once more, for it had lost a race for a port: engine:one:rank0 found "
+    again += r"its port taken: OSError: \[Errno 98\].*engine:one:rank0 ended with exit code 1"
+    with pytest.raises(GroupError, match=again):
+        deploy(launches, seats, str(tmp_path), STARTUP_S)
+    assert (tmp_path / "engine-one-rank0.log").read_text().count("starts\n") == 2
 
 
 def test_server_that_answers_health_only_is_not_ready(cluster: None, folder: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ep_ray.config.schema import Transport, TransportKind
-from ep_ray.transport import Evidence, evidence_in_log, judge, transport_env
+from ep_ray.transport import Evidence, evidence_in_log, judge, server_envs, transport_env
 
 T = TransportKind
 HOST = "node1:811:902 [0] NCCL INFO "
@@ -138,6 +138,14 @@ def test_the_verdict(asked, kinds, local_links, verdict):
 def test_the_environment_that_asks_for_a_transport(kind, expected):
     always = {"NCCL_NVLS_ENABLE": "0", "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV"}
     assert transport_env(Transport(kind), "g", one_node=False) == always | expected
+
+
+@pytest.mark.parametrize("kind", list(T))
+def test_servers_on_one_machine_are_hosts_of_their_own_where_a_network_is_asked_for(kind):
+    hosts = [env.get("NCCL_HOSTID") for env in server_envs(Transport(kind), 4, one_node=True)]
+    network = kind in (T.tcp, T.ib, T.efa)
+    assert len(set(hosts)) == (4 if network else 1)
+    assert (None in hosts) != network
 
 
 def test_one_machine_stays_on_loopback_unless_an_interface_is_named():

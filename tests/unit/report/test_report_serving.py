@@ -306,3 +306,23 @@ def test_one_reason_stands_once_for_all_cells_that_it_took(results: Any, tmp_pat
         ("wide_tp: crash in c0; c1", reason),
         ("wide_tp: crash in c2", "another"),
     ]
+
+
+def test_restart_of_a_group_is_shown_once_for_each_reason(results: Any, tmp_path: Path) -> None:
+    reason = "rank0 found its port taken: OSError: [Errno 98] Address already in use"
+    cell: dict[str, Any] = {"shape": "1024/256", "requests": 2}
+    results.trial("w", concurrency=1, **cell)
+    for trial_id, concurrency in (("e1", 1), ("e2", 4)):
+        results.trial(
+            trial_id, arm="external_dp", concurrency=concurrency, restarted_for=reason, **cell
+        )
+    folder = results.write(tmp_path / "restarted")
+    swept = view(load(folder))
+    for found in (build(swept), brief(swept)):
+        (restarts,) = [section for section in found if section.title == "Restarts"]
+        assert texts(tables_of(restarts)[""]) == [["external_dp", reason]]
+
+
+def test_groups_that_started_once_have_no_restarts(results: Any, tmp_path: Path) -> None:
+    fill_two_arms(results)
+    assert "Restarts" not in sections_of(results.write(tmp_path / "once"))
