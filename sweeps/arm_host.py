@@ -23,6 +23,7 @@ from serving.load.prompts import CallSpec
 from serving.load.records import CellRecord, Request
 from serving.models import ResolvedModel
 from serving.ports import PortError, check_free, check_map, ephemeral_range, port_map
+from sweeps.call import call_spec
 from sweeps.front import Front
 from sweeps.host import Counts
 from sweeps.outcome import status_rows, what_ran
@@ -139,19 +140,7 @@ class ArmHost:
 
     def call(self, trial: ServingTrial) -> CallSpec:
         """What is asked of it; token ids come from the model's own vocabulary."""
-        load = self._config.load
-        return CallSpec(
-            model=self._model.name,
-            api=load.api.name,
-            prompt_tokens=trial.prompt_tokens,
-            completion_tokens=trial.completion_tokens,
-            vocab_size=self._model.vocab_size,
-            temperature=load.temperature,
-            ignore_eos=load.ignore_eos,
-            sessions=load.sessions,
-            prompts=load.prompts.name,
-            shared_prefix_tokens=load.shared_prefix_tokens,
-        )
+        return call_spec(self._config, trial, self._model.name, self._model.vocab_size)
 
     def send(self, trial: ServingTrial, requests: Sequence[Request]) -> CellRecord:
         """Sends a cell's load.

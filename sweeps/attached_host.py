@@ -15,6 +15,7 @@ from serving.engine_http import Counters
 from serving.load.prompts import CallSpec
 from serving.load.records import CellRecord, Request
 from serving.load.target import Target
+from sweeps.call import call_spec
 from sweeps.driver import Driver
 from sweeps.host import Counts
 from sweeps.outcome import what_ran
@@ -65,21 +66,10 @@ class AttachedHost:
 
     def call(self, trial: ServingTrial) -> CallSpec:
         """Token-id prompts where the vocabulary is known and ids are taken, else text."""
-        assert self._server is not None
-        load = self._config.load
-        return CallSpec(
-            model=self._server.model,
-            api=load.api.name,
-            prompt_tokens=trial.prompt_tokens,
-            completion_tokens=trial.completion_tokens,
-            vocab_size=self._config.model.vocab_size if self._server.token_prompts else None,
-            temperature=load.temperature,
-            ignore_eos=load.ignore_eos,
-            sessions=load.sessions,
-            prompts=load.prompts.name,
-            shared_prefix_tokens=load.shared_prefix_tokens,
-            strict=self._server.strict,
-        )
+        server = self._server
+        assert server is not None
+        vocab_size = self._config.model.vocab_size if server.token_prompts else None
+        return call_spec(self._config, trial, server.model, vocab_size, server.strict)
 
     def send(self, trial: ServingTrial, requests: Sequence[Request]) -> CellRecord:
         """Sends a cell's load. Raises `TrialError` if a deadline passes."""

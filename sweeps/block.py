@@ -133,6 +133,7 @@ class Block:
         outcome = outcome_of_cell(record, trial, ledger)
         outcome.rows["status"] = standing + _at("after", host.standing(trial))
         outcome.facts |= self._ran | {"prompts": call.sent}
+        outcome.facts["prompts_digest"] = call.file.digest if call.file else None
         outcome.facts["shared_gpu"] = trial.gpus > 1 and self._config.cluster.ranks_per_gpu > 1
         self._prove(outcome, trial, host, record)
         if any(request.state != "complete" for request in record.requests):

@@ -16,6 +16,7 @@ ENGINE_START_S = {DeviceKind.cpu: 75.0, DeviceKind.cuda: 150.0}
 ITERATION_S = {DeviceKind.cpu: 0.004, DeviceKind.cuda: 0.002}
 _OPERATIONS, _WARMUP = 3, 100
 # Output tokens per second where nothing was published: c / (time per token).
+_COMPLETION = 256  # tokens, where a file says how many
 _TOKEN_S = {DeviceKind.cpu: 0.03, DeviceKind.cuda: 0.02}
 
 
@@ -41,7 +42,7 @@ def _trial_s(trial: Trial, device: DeviceKind) -> float:
     rate = _published_rate(trial)
     if rate is None:
         rate = min(trial.concurrency, 16) / _TOKEN_S[device]
-    return trial.requests * trial.completion_tokens / rate
+    return trial.requests * (trial.completion_tokens or _COMPLETION) / rate
 
 
 def _published_rate(trial: ServingTrial) -> float | None:

@@ -26,6 +26,7 @@ from serving.engine_http import counters
 from serving.models import ModelError, resolve
 from serving.ports import PortError, check_free, check_map, ephemeral_range, port_map
 from sweeps.available import Reasons
+from sweeps.call import prompt_problems
 from sweeps.trial import A2aTrial, ServingTrial, Trial
 
 MODEL_CACHE = Path("~/.cache/ep_ray/models").expanduser()
@@ -76,6 +77,7 @@ def check_feasible(
     problems += _backends(backends, config.against.skip_unavailable)
     problems += _software(config, trials, device)
     problems += _routing_file(config, trials)
+    problems += prompt_problems(config, trials)
     problems += _ports(config, trials)
     if problems:
         raise ConfigError(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ep_ray.config.check import arms_of, requests_at, requests_of, router_of, transport_of
+from ep_ray.config.check_load import lengths_of
 from ep_ray.config.schema import (
     Arm,
     ArrivalKind,
@@ -108,8 +109,8 @@ class _ArmSide:
 def _serving_trial(
     config: Config, side: _ArmSide, shape: str, point: LoadPoint, repeat: int
 ) -> ServingTrial:
-    prompt, completion = map(int, shape.split("/"))
-    cell = f"{prompt}-{completion}-{point.name}"
+    prompt, completion = lengths_of(shape)
+    cell = f"{shape.replace('/', '-')}-{point.name}"
     more: dict[str, Any] = {"requests": point.requests}
     if point.rate_per_s is not None:
         more["rate_per_s"] = point.rate_per_s

@@ -10,6 +10,7 @@ from sweeps.results import Trial
 _WORDS = {
     "text": "random words with a marker of their own",
     "shared_prefix": "the first {shared_prefix_tokens} tokens are the same in all of a cell",
+    "conversations": "first questions of {file}, each behind a marker of its own",
 }
 
 
@@ -24,4 +25,5 @@ def _kind(trial: Trial) -> str:
         return ""
     config = json.loads(trial.config_json or "{}")
     load = (config.get("arm") or {}).get("load") or {}
-    return f"{trial.prompts} ({_WORDS[trial.prompts].format(**load)})"
+    known = f", SHA-256 {trial.prompts_digest}" if trial.prompts_digest else ""
+    return f"{trial.prompts} ({_WORDS[trial.prompts].format(**load)}{known})"

@@ -61,6 +61,7 @@ class Trial:
     arrival: str | None
     rate_per_s: float | None
     prompts: str | None
+    prompts_digest: str | None
     restarted_for: str | None
 
     @property

@@ -13,7 +13,7 @@ SCHEMA_VERSION = "1"
 ADDED_LATER = frozenset(
     {"tags", "launch", "compat", "masked_share", "tokens_per_rank", "routing_digest"}
     | {"statistic", "loop", "timed_unix_ns", "timed_ns", "local_tp", "arrival", "rate_per_s"}
-    | {"prompts"}
+    | {"prompts", "prompts_digest"}
     | {"restarted_for"}
 )
 """Columns that folders of this version may lack: they were written before there was such a thing,
@@ -78,7 +78,8 @@ TRIALS = _schema(
     # further columns of serving cells
     ("arrival", pa.string()),  # closed | poisson | gamma | ramp; null was closed
     ("rate_per_s", pa.float64()),  # of an open loop, which has no concurrency
-    ("prompts", pa.string()),  # token_ids | text | shared_prefix; null was not recorded
+    ("prompts", pa.string()),  # token_ids | text | shared_prefix | conversations
+    ("prompts_digest", pa.string()),  # SHA-256 of the prompts' file; null without one
     ("restarted_for", pa.string()),  # why its group was started twice; null where once did
 )
 

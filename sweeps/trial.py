@@ -93,6 +93,7 @@ class ServingTrial(Trial):
     """One cell against one arm.
 
     Attributes:
+        prompt_tokens: Length of the prompts; None where a file gives it, likewise completions.
         concurrency: Requests in flight in a closed loop; 0 in an open one.
         rate_per_s: Requests per second of an open loop; None in a closed one.
         deployment: Equal for arms that differ only in how requests reach the engines; they
@@ -104,8 +105,8 @@ class ServingTrial(Trial):
     transport: Transport
     router: RouterPolicy
     shape: str
-    prompt_tokens: int
-    completion_tokens: int
+    prompt_tokens: int | None
+    completion_tokens: int | None
     concurrency: int
     requests: int
     arrival: ArrivalKind = ArrivalKind.closed

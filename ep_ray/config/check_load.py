@@ -9,14 +9,25 @@ from collections.abc import Iterator
 from ep_ray.config.check_workload import twice
 from ep_ray.config.schema import ArrivalKind, Config, Load, PromptKind
 
+_SHAPE = re.compile(r"([1-9]\d*|file)/([1-9]\d*|file)")
+_FROM_FILE = (PromptKind.conversations,)
+
+
+def lengths_of(shape: str) -> tuple[int | None, int | None]:
+    """Tokens of prompt and completion of `1024/256`; None for `file`, which a file gives."""
+    prompt, completion = (None if part == "file" else int(part) for part in shape.split("/"))
+    return prompt, completion
+
 
 def check_load(config: Config) -> Iterator[str]:
     """What is wrong with `load`, in words."""
     load = config.load
     for shape in load.shapes:
-        if not re.fullmatch(r"[1-9]\d*/[1-9]\d*", shape):
+        if not _SHAPE.fullmatch(shape):
             yield f"`load.shapes={shape}`: write PROMPT/COMPLETION in tokens, for example 1024/256"
-        elif sum(map(int, shape.split("/"))) > config.model.max_model_len:
+            continue
+        yield from _source(load, shape)
+        if sum(length or 0 for length in lengths_of(shape)) > config.model.max_model_len:
             yield (
                 f"`load.shapes={shape}` is longer than model.max_model_len="
                 f"{config.model.max_model_len}"
@@ -24,12 +35,38 @@ def check_load(config: Config) -> Iterator[str]:
     if not load.shapes:
         yield "`load.shapes` names at least one value"
     yield from twice("load.shapes", load.shapes)
+    yield from _file(load)
     yield from _shared_prefix(load)
     yield from _closed(load) if load.arrival is ArrivalKind.closed else _open(load)
     if load.min_requests < 1 or load.requests_per_slot < 1:
         yield "`load.min_requests` and `load.requests_per_slot` are at least 1"
     if load.sessions < 0:
         yield f"`load.sessions={load.sessions}`: at least 0"
+
+
+def _source(load: Load, shape: str) -> Iterator[str]:
+    prompt, completion = lengths_of(shape)
+    kind = load.prompts
+    if kind in _FROM_FILE and prompt is not None:
+        yield (
+            f"`load.shapes={shape}` with load.prompts={kind.name}, whose file gives the prompts: "
+            f"write file/{completion or 'file'}"
+        )
+    elif kind not in _FROM_FILE and (prompt is None or completion is None):
+        words = " or ".join(k.name for k in _FROM_FILE)
+        yield f"`load.shapes={shape}` with load.prompts={kind.name}: only {words} read a file"
+
+
+def _file(load: Load) -> Iterator[str]:
+    kind = load.prompts
+    if kind in _FROM_FILE and not load.file:
+        yield f"`load.prompts={kind.name}` needs load.file=PATH"
+    if load.file and kind not in _FROM_FILE:
+        words = " or ".join(k.name for k in _FROM_FILE)
+        yield (
+            f"`load.file={load.file}` with load.prompts={kind.name}, which reads none: choose "
+            f"load.prompts={words}, or leave the file out"
+        )
 
 
 def _shared_prefix(load: Load) -> Iterator[str]:

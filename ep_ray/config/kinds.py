@@ -106,12 +106,14 @@ class PromptKind(Enum):
     """What prompts are made of.
 
     `token_ids` draws random ids of exact length, or words where a server takes no ids; `text`
-    draws words; of `shared_prefix` the first tokens are the same in all requests of a cell.
+    draws words; of `shared_prefix` the first tokens are the same in all requests of a cell;
+    `conversations` sends the first questions of a file in the format of ShareGPT.
     """
 
     token_ids = "token_ids"
     text = "text"
     shared_prefix = "shared_prefix"
+    conversations = "conversations"
 
 
 class Api(Enum):

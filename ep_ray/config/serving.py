@@ -140,9 +140,11 @@ class Load:
 
     Attributes:
         api: Endpoint that receives the load.
-        shapes: `prompt/completion` in tokens, for example `1024/256`.
+        shapes: `prompt/completion` in tokens, for example `1024/256`. Where prompts are from a
+            file, `file/256`, or `file/file` for completions as long as the file's replies.
         prompts: What prompts are made of; each has a part that no other request shares.
         shared_prefix_tokens: Length of the prefix of `shared_prefix`, in tokens; words in text.
+        file: What `conversations` are read from, where the sweep is started.
         concurrency: Requests in flight in a closed loop; open loops do not read it.
         arrival: When requests are sent.
         rate: Requests per second of open loops, whatever the server does; of a ramp, at its end.
@@ -165,6 +167,7 @@ class Load:
     shapes: list[str] = MISSING
     prompts: PromptKind = PromptKind.token_ids
     shared_prefix_tokens: int = 0
+    file: str | None = None
     concurrency: list[int] = MISSING
     arrival: ArrivalKind = ArrivalKind.closed
     rate: list[float] = field(default_factory=list)

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from serving.load.drafts import text_prompts, token_prompts, usable_ids
+from serving.load.file_drafts import Draft, conversation_drafts, fitting
+from serving.load.prompt_file import PromptFile
 from serving.load.records import Request
 
-PROMPTS = ("token_ids", "text", "shared_prefix")
+PROMPTS = ("token_ids", "text", "shared_prefix", "conversations")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +27,11 @@ class CallSpec:
     Attributes:
         model: Name that the server knows.
         api: `completions` or `chat`.
-        prompt_tokens: Length of the prompt; words where the prompt is text.
-        completion_tokens: Length of the completion.
-        prompts: `token_ids`; `text`; or `shared_prefix`, which is ids where they can be sent.
+        prompt_tokens: Length of the prompt; words where the prompt is text; None where `file`
+            gives it.
+        completion_tokens: Length of the completion; None where `file` gives it.
+        prompts: `token_ids`; `text`; `shared_prefix`, which is ids where they can be sent; or
+            `conversations` of `file`.
         shared_prefix_tokens: First tokens, or words, that are the same in all of the cell.
         vocab_size: Ids of the model's vocabulary, for exact token-id prompts to `completions`;
             None sends text, whose length in tokens only the server's usage tells.
@@ -38,12 +42,15 @@ class CallSpec:
         sessions: Sessions that requests belong to in turn; 0 for none.
         strict: Sends standard OpenAI fields only, for servers that refuse others. The length
             cannot be forced then.
+        file: What `conversations` are taken from.
+        draw: Names their order; calls with the same name send the same ones.
+        max_model_len: Longest prompt + completion of the model, in tokens; None where not known.
     """
 
     model: str
     api: str
-    prompt_tokens: int
-    completion_tokens: int
+    prompt_tokens: int | None
+    completion_tokens: int | None
     vocab_size: int | None = None
     excluded_ids: Sequence[range] | None = None
     temperature: float = 0.0
@@ -53,12 +60,15 @@ class CallSpec:
     strict: bool = False
     prompts: str = "token_ids"
     shared_prefix_tokens: int = 0
+    file: PromptFile | None = None
+    draw: str = ""
+    max_model_len: int | None = None
 
     @property
     def sends_ids(self) -> bool:
         """Whether prompts travel as token ids; chat takes text only."""
         ids_known = self.vocab_size is not None and self.api == "completions"
-        return ids_known and self.prompts != "text"
+        return ids_known and self.prompts in ("token_ids", "shared_prefix")
 
     @property
     def sent(self) -> str:
@@ -79,23 +89,23 @@ def build_requests(
     """Requests of one cell, in the order calibration, warm-up, measured.
 
     Raises:
-        ValueError: The API or the kind of prompts is unknown, a length is below 1, the prefix
-            fills the prompt, or the vocabulary is too small to give each request its own token.
+        ValueError: The API or the kind of prompts is unknown, a length is missing or below 1, the
+            prefix fills the prompt, the vocabulary is too small to give each request its own
+            token, or nothing of the file fits the model.
     """
     roles = ["calibration"] * calibration + ["warmup"] * warmups + ["measured"] * measured
     _check(spec)
-    prompts = _prompts(spec, f"{seed}/{trial_id}", len(roles))
-    common = _common_fields(spec)
+    drafts = _drafts(spec, f"{seed}/{trial_id}", roles)
     return [
         Request(
             request_id=f"{trial_id}-{index}",
             role=role,
-            body=json.dumps(common | _body(spec, prompt), separators=(",", ":")).encode(),
-            max_tokens=spec.completion_tokens,
+            body=json.dumps(_body(spec, draft), separators=(",", ":")).encode(),
+            max_tokens=draft.completion_tokens,
             ignore_eos=spec.ignore_eos and not spec.strict,
             session=f"{trial_id}-s{index % spec.sessions}" if spec.sessions else None,
         )
-        for index, (role, prompt) in enumerate(zip(roles, prompts, strict=True))
+        for index, (role, draft) in enumerate(zip(roles, drafts, strict=True))
     ]
 
 
@@ -104,48 +114,57 @@ def _check(spec: CallSpec) -> None:
         raise ValueError(f"api {spec.api!r}: expected completions or chat")
     if spec.prompts not in PROMPTS:
         raise ValueError(f"prompts {spec.prompts!r}: expected one of {', '.join(PROMPTS)}")
-    if min(spec.prompt_tokens, spec.completion_tokens) < 1:
+    lengths = [n for n in (spec.prompt_tokens, spec.completion_tokens) if n is not None]
+    if len(lengths) < 2 and spec.file is None:
+        raise ValueError(f"prompts {spec.prompts!r} without a file need both lengths")
+    if min(lengths, default=1) < 1:
         raise ValueError(
             f"prompt of {spec.prompt_tokens} and completion of {spec.completion_tokens} tokens: "
             "expected at least 1 each"
         )
-    if not 0 <= spec.shared_prefix_tokens < spec.prompt_tokens:
+    if spec.prompt_tokens and not 0 <= spec.shared_prefix_tokens < spec.prompt_tokens:
         raise ValueError(
             f"shared prefix of {spec.shared_prefix_tokens} tokens: at least one of the prompt's "
             f"{spec.prompt_tokens} is the request's own"
         )
 
 
-def _prompts(spec: CallSpec, trial_key: str, count: int) -> Sequence[str | list[int]]:
-    keys = [f"{trial_key}/{index}" for index in range(count)]
+def _drafts(spec: CallSpec, trial_key: str, roles: Sequence[str]) -> list[Draft]:
+    keys = [f"{trial_key}/{index}" for index in range(len(roles))]
+    if spec.file is not None:
+        choices = fitting(spec.file, spec.completion_tokens, spec.max_model_len)
+        return conversation_drafts(choices, spec.draw, roles, keys, spec.completion_tokens)
+    assert spec.prompt_tokens is not None
+    assert spec.completion_tokens is not None
     lengths = spec.prompt_tokens, spec.shared_prefix_tokens
+    prompts: Sequence[str | list[int]]
     if spec.sends_ids:
         assert spec.vocab_size is not None
         ids = usable_ids(spec.vocab_size, spec.excluded_ids)
-        return token_prompts(ids, trial_key, keys, *lengths)
-    return text_prompts(trial_key, keys, *lengths)
+        prompts = token_prompts(ids, trial_key, keys, *lengths)
+    else:
+        prompts = text_prompts(trial_key, keys, *lengths)
+    return [Draft(prompt, spec.completion_tokens) for prompt in prompts]
 
 
-def _body(spec: CallSpec, prompt: str | list[int]) -> dict[str, Any]:
-    if spec.api == "chat":
-        return {"messages": [{"role": "user", "content": prompt}]}
-    return {"prompt": prompt}
-
-
-def _common_fields(spec: CallSpec) -> dict[str, Any]:
+def _body(spec: CallSpec, draft: Draft) -> dict[str, Any]:
     stream_options: dict[str, bool] = {"include_usage": True}
     fields: dict[str, Any] = {
         "model": spec.model,
-        "max_tokens": spec.completion_tokens,
+        "max_tokens": draft.completion_tokens,
         "temperature": spec.temperature,
         "stream": True,
         "stream_options": stream_options,
     }
+    if spec.api == "chat":
+        fields["messages"] = [{"role": "user", "content": draft.prompt}]
+    else:
+        fields["prompt"] = draft.prompt
     if spec.strict:
         return fields
     stream_options["continuous_usage_stats"] = True
     if spec.ignore_eos:
-        fields |= {"ignore_eos": True, "min_tokens": spec.completion_tokens}
+        fields |= {"ignore_eos": True, "min_tokens": draft.completion_tokens}
     if spec.return_token_ids:
         fields["return_token_ids"] = True
     return fields

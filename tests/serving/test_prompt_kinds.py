@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-import pytest
 
 from tests.serving.openai_server import Habits, openai_server
 
@@ -77,8 +78,44 @@ def test_a_prefix_without_a_length_is_refused_before_anything_starts(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("kind", ["songs"])
-def test_a_kind_that_does_not_exist_lists_those_that_do(tmp_path, kind):
-    done = sweep(tmp_path, "arm.url=http://127.0.0.1:1", f"load.prompts={kind}")
+def test_conversations_reach_the_server_with_the_lengths_of_their_replies(tmp_path):
+    turns = [("a cat?", "x" * 20), ("a dog?", "x" * 28)]
+    talks = [
+        {"conversations": [{"from": "human", "value": q}, {"from": "gpt", "value": r}]}
+        for q, r in turns
+    ]
+    (tmp_path / "talks.json").write_text(json.dumps(talks))
+    rows, bodies, printed = measured(
+        tmp_path, "load.shapes=[file/file]", "load.prompts=conversations", "load.file=talks.json"
+    )
+    digest = hashlib.sha256((tmp_path / "talks.json").read_bytes()).hexdigest()
+    assert [row["cell"] for row in rows] == ["file-file-c1", "file-file-c2"]
+    assert {(r["status"], r["prompts"], r["prompts_digest"]) for r in rows} == {
+        ("ok", "conversations", digest)
+    }
+    assert len(bodies) == 2 * (3 + 1) + 1
+    asked = {(body["prompt"].split(" ", 1)[1], body["max_tokens"]) for body in bodies}
+    assert asked == {("a cat?", 5), ("a dog?", 7)}
+    assert len({body["prompt"].split()[0] for body in bodies}) == len(bodies)
+    assert f"SHA-256 {digest}" in " ".join(printed.split())
+
+
+def test_a_broken_file_is_refused_before_anything_starts(tmp_path):
+    (tmp_path / "talks.json").write_text('[{"conversations": []},\n7]')
+    with openai_server(Habits()) as url:
+        done = sweep(
+            tmp_path,
+            f"arm.url={url}",
+            "load.shapes=[file/file]",
+            "load.prompts=conversations",
+            "load.file=talks.json",
+        )
+    assert done.returncode != 0
+    assert "`load.file=talks.json`, line 2: asked an object with" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_kind_that_does_not_exist_lists_those_that_do(tmp_path):
+    done = sweep(tmp_path, "arm.url=http://127.0.0.1:1", "load.prompts=songs")
     assert done.returncode != 0
     assert "shared_prefix" in done.stderr

@@ -215,6 +215,7 @@ CHANGES_SERVING = [
     {"load__sessions": 2},
     {"load__prompts": s.PromptKind.text},
     {"load__shared_prefix_tokens": 16},
+    {"load__file": "talks.json"},
     {"load__arrival": s.ArrivalKind.poisson, "load__rate": [1.0]},
     {"load__burstiness": 2.0},
     {"load__ramp_from": 0.5},

@@ -138,8 +138,24 @@ SERVING = [
     ({"load__sessions": -1}, "`load.sessions=-1`: at least 0"),
     (
         {"load__shared_prefix_tokens": 8},
-        "`load.shared_prefix_tokens=8` with load.prompts=token_ids: only "
-        "load.prompts=shared_prefix reads it",
+        "`load.shared_prefix_tokens=8` with load.prompts=token_ids: only load.prompts=",
+    ),
+    (
+        {"load__prompts": s.PromptKind.conversations},
+        "`load.prompts=conversations` needs load.file=",
+    ),
+    (
+        {"load__prompts": s.PromptKind.conversations, "load__file": "f.json"},
+        "`load.shapes=64/16` with load.prompts=conversations, whose file gives the prompts: write "
+        "file/16",
+    ),
+    (
+        {"load__file": "f.json"},
+        "`load.file=f.json` with load.prompts=token_ids, which reads none: choose load.prompts=",
+    ),
+    (
+        {"load__shapes": ["64/file"]},
+        "`load.shapes=64/file` with load.prompts=token_ids: only conversations read a file",
     ),
     (
         {"load__prompts": s.PromptKind.shared_prefix},

@@ -1,0 +1,139 @@
+"""Reads conversations from a file, in the format of ShareGPT: a JSON array of objects.
+
+Each has `conversations`, a list of turns `{"from": "human" or "gpt", "value": TEXT}`; more keys do
+no harm. Where no tokenizer is at hand, four bytes of UTF-8 count as a token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+_BYTES_PER_TOKEN = 4
+_ASKING = ("human", "user")
+_SILENT = ("system",)
+_SPACE = re.compile(r"[ \t\r\n]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """The first question of a conversation, and how long its reply is.
+
+    Attributes:
+        prompt: What was asked.
+        prompt_tokens: About how many tokens that is.
+        completion_tokens: About how many tokens were replied.
+    """
+
+    prompt: str
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromptFile:
+    """What a file gives to send.
+
+    Attributes:
+        path: Where it was read.
+        digest: SHA-256 of the file.
+        conversations: In the order of the file.
+    """
+
+    path: str
+    digest: str
+    conversations: tuple[Conversation, ...] = ()
+
+
+def read_prompt_file(kind: str, path: str) -> PromptFile:
+    """Reads a file of `conversations`.
+
+    Conversations in which nobody is asked and replies are left out.
+
+    Raises:
+        ValueError: The file is missing or is not in the format; says in which line.
+    """
+    if kind != "conversations":
+        raise ValueError(f"prompts {kind!r} come from no file")
+    where = f"`load.file={path}`"
+    if not Path(path).is_file():
+        raise ValueError(f"{where}: no such file; it is read where the sweep is started")
+    content = Path(path).read_bytes()
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"{where}, line {line}: no UTF-8: {error.reason}") from error
+    digest = hashlib.sha256(content).hexdigest()
+    return PromptFile(path, digest, _conversations(text, where))
+
+
+def about_tokens(text: str) -> int:
+    """Tokens of a text, as far as its length tells."""
+    return -(-len(text.encode()) // _BYTES_PER_TOKEN)
+
+
+def _conversations(text: str, where: str) -> tuple[Conversation, ...]:
+    found = []
+    for line, element in _elements(text, where):
+        turns = _turns(element, f"{where}, line {line}")
+        if conversation := _first_exchange(turns):
+            found.append(conversation)
+    if not found:
+        raise ValueError(f"{where}: no conversation in which a human asks and is replied to")
+    return tuple(found)
+
+
+def _elements(text: str, where: str) -> Iterator[tuple[int, Any]]:
+    """Elements of a JSON array, each with the line on which it begins."""
+    decoder = json.JSONDecoder()
+    at, line, counted = _skip(text, 0), 1, 0
+    if text[at : at + 1] != "[":
+        raise ValueError(f"{where}, line 1: found no `[`: a JSON array of conversations is asked")
+    at = _skip(text, at + 1)
+    while text[at : at + 1] != "]":
+        line, counted = line + text.count("\n", counted, at), at
+        try:
+            element, end = decoder.raw_decode(text, at)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{where}, line {error.lineno}: no JSON: {error.msg}") from error
+        yield line, element
+        at = _skip(text, end)
+        if text[at : at + 1] == ",":
+            at = _skip(text, at + 1)
+        elif text[at : at + 1] != "]":
+            line += text.count("\n", counted, at)
+            raise ValueError(f"{where}, line {line}: no `,` or `]` after a conversation")
+
+
+def _skip(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    assert found is not None, "it matches nothing, too"
+    return found.end()
+
+
+def _turns(element: Any, where: str) -> list[tuple[str, str]]:
+    turns = element.get("conversations") if isinstance(element, dict) else None
+    if not isinstance(turns, list):
+        raise ValueError(f'{where}: asked an object with "conversations": [...]')
+    for turn in turns:
+        ok = isinstance(turn, dict) and all(isinstance(turn.get(k), str) for k in ("from", "value"))
+        if not ok:
+            raise ValueError(f'{where}: asked turns {{"from": WHO, "value": TEXT}}')
+    return [(turn["from"], turn["value"].strip()) for turn in turns]
+
+
+def _first_exchange(turns: list[tuple[str, str]]) -> Conversation | None:
+    spoken = [turn for turn in turns if turn[0] not in _SILENT]
+    for (who, prompt), (other, reply) in pairwise(spoken):
+        if who in _ASKING:
+            if other in _ASKING or not prompt or not reply:
+                return None
+            return Conversation(prompt, about_tokens(prompt), about_tokens(reply))
+    return None

@@ -1,0 +1,84 @@
+"""What the requests of a cell ask for, and the file that their prompts may be from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from ep_ray.config.schema import Config
+from ep_ray.watchdog import TrialError
+from serving.load.file_drafts import fitting
+from serving.load.prompt_file import PromptFile, read_prompt_file
+from serving.load.prompts import CallSpec
+from sweeps.trial import ServingTrial, Trial
+
+
+def call_spec(
+    config: Config,
+    trial: ServingTrial,
+    model: str,
+    vocab_size: int | None,
+    strict: bool = False,
+) -> CallSpec:
+    """What every request of a cell asks for.
+
+    Args:
+        config: The experiment.
+        trial: The cell.
+        model: Name that the server knows.
+        vocab_size: Ids of its vocabulary; None where it takes no token ids.
+        strict: Whether it refuses fields beyond OpenAI's.
+
+    Raises:
+        TrialError: The file of the prompts has gone or has changed into none.
+    """
+    load = config.load
+    try:
+        file = prompt_file(config)
+    except ValueError as error:
+        raise TrialError("failed", str(error)) from error
+    return CallSpec(
+        model=model,
+        api=load.api.name,
+        prompt_tokens=trial.prompt_tokens,
+        completion_tokens=trial.completion_tokens,
+        vocab_size=vocab_size,
+        temperature=load.temperature,
+        ignore_eos=load.ignore_eos,
+        sessions=load.sessions,
+        strict=strict,
+        prompts=load.prompts.name,
+        shared_prefix_tokens=load.shared_prefix_tokens,
+        file=file,
+        # All arms of a cell and repeat send the same, for they are compared in pairs.
+        draw=f"{config.seed}/{trial.cell}/r{trial.repeat}",
+        max_model_len=config.model.max_model_len,
+    )
+
+
+def prompt_file(config: Config) -> PromptFile | None:
+    """What `load.file` holds; None without one. Raises `ValueError` if it cannot be read."""
+    load = config.load
+    if load.file is None:
+        return None
+    path = Path(load.file)
+    stamp = path.stat().st_mtime_ns if path.is_file() else 0
+    return _read(load.prompts.name, load.file, stamp)
+
+
+@lru_cache(maxsize=1)  # they can be large, and every block asks
+def _read(kind: str, path: str, _: int) -> PromptFile:
+    return read_prompt_file(kind, path)
+
+
+def prompt_problems(config: Config, trials: Sequence[Trial]) -> Iterator[str]:
+    """Why the file of the prompts cannot be sent, in words."""
+    cells = {t.completion_tokens for t in trials if isinstance(t, ServingTrial)}
+    try:
+        file = prompt_file(config) if cells else None
+        if file is not None:
+            for completion_tokens in cells:
+                fitting(file, completion_tokens, config.model.max_model_len)
+    except ValueError as error:
+        yield str(error)
