@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from ep_ray.config.schema import Config
+from ep_ray.config.schema import ArrivalKind, Config, PromptKind
 from ep_ray.watchdog import TrialError
-from serving.load.file_drafts import fitting
+from serving.load.arrivals import trace_arrivals_ns
+from serving.load.file_drafts import fitting, trace_part
 from serving.load.prompt_file import PromptFile, read_prompt_file
 from serving.load.prompts import CallSpec
 from sweeps.trial import ServingTrial, Trial
@@ -74,11 +75,33 @@ def _read(kind: str, path: str, _: int) -> PromptFile:
 
 def prompt_problems(config: Config, trials: Sequence[Trial]) -> Iterator[str]:
     """Why the file of the prompts cannot be sent, in words."""
-    cells = {t.completion_tokens for t in trials if isinstance(t, ServingTrial)}
+    cells = {t.cell: t for t in trials if isinstance(t, ServingTrial)}
     try:
         file = prompt_file(config) if cells else None
         if file is not None:
-            for completion_tokens in cells:
-                fitting(file, completion_tokens, config.model.max_model_len)
+            for trial in cells.values():
+                _try(file, trial, config.model.max_model_len)
     except ValueError as error:
         yield str(error)
+
+
+def _try(file: PromptFile, trial: ServingTrial, most_tokens: int) -> None:
+    if not file.trace:
+        fitting(file, trial.completion_tokens, most_tokens)
+        return
+    part = trace_part(file, trial.requests, trial.completion_tokens, most_tokens)
+    if trial.arrival is ArrivalKind.trace and trial.rate_per_s is not None:
+        try:
+            trace_arrivals_ns([entry.at_ms for entry in part], trial.rate_per_s)
+        except ValueError as error:
+            raise ValueError(f"`load.file={file.path}` with load.arrival=trace: {error}") from error
+
+
+def takes_prompts(config: Config, url: str, token_prompts: bool) -> Iterator[str]:
+    """Why a running server cannot be sent the prompts, in words."""
+    if config.load.prompts is PromptKind.trace and not token_prompts:
+        known = "refuses them" if config.model.vocab_size else "has an unknown vocabulary"
+        yield (
+            f"asked: load.prompts=trace, which is token ids; found: {url} {known}. Give "
+            "model.vocab_size of a server that takes prompts as token ids"
+        )

@@ -7,10 +7,10 @@ from typing import Any
 
 import ray
 
-from ep_ray.config.schema import Config
+from ep_ray.config.schema import ArrivalKind, Config
 from ep_ray.watchdog import TrialError, wait_all
 from serving.load.actor import LoadClient
-from serving.load.arrivals import arrivals_ns
+from serving.load.arrivals import arrivals_ns, trace_arrivals_ns
 from serving.load.records import CellRecord, Request
 from serving.load.target import Target
 from sweeps.trial import ServingTrial
@@ -62,7 +62,7 @@ class Driver:
             trial.concurrency or _WARMUP_IN_FLIGHT,
             config.load.request_timeout_s,
             None,
-            arrivals_of(trial, config),
+            arrivals_of(trial, config, requests),
         )
         waited_s = 0.0
         try:
@@ -82,13 +82,19 @@ class Driver:
         ray.kill(self._client)
 
 
-def arrivals_of(trial: ServingTrial, config: Config) -> list[int] | None:
+def arrivals_of(
+    trial: ServingTrial, config: Config, requests: Sequence[Request] = ()
+) -> list[int] | None:
     """When the cell's measured requests are sent; None in a closed loop.
 
-    All arms of a cell and repeat get the same times, for they are compared in pairs.
+    All arms of a cell and repeat get the same times, for they are compared in pairs. The times of
+    a trace come with its requests.
     """
     if trial.rate_per_s is None:
         return None
+    if trial.arrival is ArrivalKind.trace:
+        at_ms = [request.at_ms for request in requests if request.at_ms is not None]
+        return trace_arrivals_ns(at_ms, trial.rate_per_s)
     key = f"{config.seed}/{trial.cell}/r{trial.repeat}"
     load, rate = config.load, trial.rate_per_s
     return arrivals_ns(

@@ -26,7 +26,7 @@ from serving.engine_http import counters
 from serving.models import ModelError, resolve
 from serving.ports import PortError, check_free, check_map, ephemeral_range, port_map
 from sweeps.available import Reasons
-from sweeps.call import prompt_problems
+from sweeps.call import prompt_problems, takes_prompts
 from sweeps.trial import A2aTrial, ServingTrial, Trial
 
 MODEL_CACHE = Path("~/.cache/ep_ray/models").expanduser()
@@ -194,7 +194,8 @@ def _ports(config: Config, trials: Sequence[Trial]) -> Iterator[str]:
 def _attached(config: Config, arm: Arm) -> Iterator[str]:
     model = config.model
     try:
-        attach(arm.url or "", config.load.api.name, model.name, model.vocab_size)
+        server = attach(arm.url or "", config.load.api.name, model.name, model.vocab_size)
+        yield from takes_prompts(config, arm.url or "", server.token_prompts)
     except AttachError as error:
         yield str(error)
     for url in arm.rank_urls:

@@ -11,6 +11,7 @@ _WORDS = {
     "text": "random words with a marker of their own",
     "shared_prefix": "the first {shared_prefix_tokens} tokens are the same in all of a cell",
     "conversations": "first questions of {file}, each behind a marker of its own",
+    "trace": "lengths and shared blocks of {file}",
 }
 
 

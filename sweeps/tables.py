@@ -76,9 +76,9 @@ TRIALS = _schema(
     ("timed_unix_ns", pa.int64()),  # when rank 0 began its first sample
     ("timed_ns", pa.int64()),  # from there to the end of its last one
     # further columns of serving cells
-    ("arrival", pa.string()),  # closed | poisson | gamma | ramp; null was closed
+    ("arrival", pa.string()),  # closed | poisson | gamma | ramp | trace; null was closed
     ("rate_per_s", pa.float64()),  # of an open loop, which has no concurrency
-    ("prompts", pa.string()),  # token_ids | text | shared_prefix | conversations
+    ("prompts", pa.string()),  # token_ids | text | shared_prefix | conversations | trace
     ("prompts_digest", pa.string()),  # SHA-256 of the prompts' file; null without one
     ("restarted_for", pa.string()),  # why its group was started twice; null where once did
 )

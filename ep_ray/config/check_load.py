@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator
 
 from ep_ray.config.check_workload import twice
-from ep_ray.config.schema import ArrivalKind, Config, Load, PromptKind
+from ep_ray.config.schema import Api, ArrivalKind, Config, Load, PromptKind
 
 _SHAPE = re.compile(r"([1-9]\d*|file)/([1-9]\d*|file)")
-_FROM_FILE = (PromptKind.conversations,)
+_FROM_FILE = (PromptKind.conversations, PromptKind.trace)
 
 
 def lengths_of(shape: str) -> tuple[int | None, int | None]:
@@ -61,6 +61,11 @@ def _file(load: Load) -> Iterator[str]:
     kind = load.prompts
     if kind in _FROM_FILE and not load.file:
         yield f"`load.prompts={kind.name}` needs load.file=PATH"
+    if kind is PromptKind.trace and load.api is Api.chat:
+        yield (
+            "`load.prompts=trace` with load.api=chat: a trace has lengths and no words, and chat "
+            "takes no token ids; set load.api=completions"
+        )
     if load.file and kind not in _FROM_FILE:
         words = " or ".join(k.name for k in _FROM_FILE)
         yield (
@@ -107,6 +112,8 @@ def _closed(load: Load) -> Iterator[str]:
 
 def _open(load: Load) -> Iterator[str]:
     kind = load.arrival
+    if kind is ArrivalKind.trace and load.prompts is not PromptKind.trace:
+        yield f"`load.arrival=trace` with load.prompts={load.prompts.name}: set load.prompts=trace"
     if not load.rate:
         yield f"`load.rate` is empty: load.arrival={kind.name} needs requests per second"
     yield from twice("load.rate", load.rate)

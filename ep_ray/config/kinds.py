@@ -93,13 +93,14 @@ class ArrivalKind(Enum):
     """When requests are sent: `closed` keeps so many in flight; the others are open loops.
 
     `poisson` draws independent gaps, `gamma` gaps of a given burstiness, and `ramp` is Poisson with
-    a rate that rises linearly.
+    a rate that rises linearly; `trace` stretches the gaps of a trace to the rate.
     """
 
     closed = "closed"
     poisson = "poisson"
     gamma = "gamma"
     ramp = "ramp"
+    trace = "trace"
 
 
 class PromptKind(Enum):
@@ -107,13 +108,15 @@ class PromptKind(Enum):
 
     `token_ids` draws random ids of exact length, or words where a server takes no ids; `text`
     draws words; of `shared_prefix` the first tokens are the same in all requests of a cell;
-    `conversations` sends the first questions of a file in the format of ShareGPT.
+    `conversations` sends the first questions of a file in the format of ShareGPT, and
+    `trace` ids that share blocks as the requests of a file in the format of Mooncake do.
     """
 
     token_ids = "token_ids"
     text = "text"
     shared_prefix = "shared_prefix"
     conversations = "conversations"
+    trace = "trace"
 
 
 class Api(Enum):

@@ -144,7 +144,7 @@ class Load:
             file, `file/256`, or `file/file` for completions as long as the file's replies.
         prompts: What prompts are made of; each has a part that no other request shares.
         shared_prefix_tokens: Length of the prefix of `shared_prefix`, in tokens; words in text.
-        file: What `conversations` are read from, where the sweep is started.
+        file: What `conversations` or a `trace` are read from, where the sweep is started.
         concurrency: Requests in flight in a closed loop; open loops do not read it.
         arrival: When requests are sent.
         rate: Requests per second of open loops, whatever the server does; of a ramp, at its end.

@@ -1,4 +1,4 @@
-"""When the requests of an open loop are sent: drawn beforehand, whatever the server does.
+"""When the requests of an open loop are sent: known beforehand, whatever the server does.
 
 A ramp is a Poisson process whose rate rises linearly in time. With rates r0 and r1 and n requests
 it lasts T = 2n / (r0 + r1); the i-th arrival is where the integral of the rate reaches the sum of
@@ -6,6 +6,8 @@ i unit exponentials.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -43,6 +45,26 @@ def arrivals_ns(
     else:
         raise ValueError(f"arrival {kind!r}: choose one of {', '.join(ARRIVALS)}")
     return [round(1e9 * float(s)) for s in at_s]
+
+
+def trace_arrivals_ns(at_ms: Sequence[float], rate_per_s: float) -> list[int]:
+    """Nanoseconds from the start of the cell to each request: a trace's times at another rate.
+
+    All gaps are stretched alike, so that the mean gap is that of the rate; the first request
+    arrives at once.
+
+    Args:
+        at_ms: Times of the trace, not falling.
+        rate_per_s: Requests per second.
+
+    Raises:
+        ValueError: All of several requests arrive at the same time: no stretching gives a rate.
+    """
+    span = at_ms[-1] - at_ms[0]
+    if len(at_ms) > 1 and span <= 0:
+        raise ValueError(f"the first {len(at_ms)} entries of the trace arrive at the same time")
+    stretch = (len(at_ms) - 1) / rate_per_s / span if span else 0.0
+    return [round(1e9 * stretch * (at - at_ms[0])) for at in at_ms]
 
 
 def _ramp(rng: np.random.Generator, first: float, last: float, requests: int) -> np.ndarray:

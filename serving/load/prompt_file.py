@@ -1,7 +1,8 @@
-"""Reads conversations from a file, in the format of ShareGPT: a JSON array of objects.
+"""Reads what prompts are made from: a trace (see `trace_file`), or conversations.
 
-Each has `conversations`, a list of turns `{"from": "human" or "gpt", "value": TEXT}`; more keys do
-no harm. Where no tokenizer is at hand, four bytes of UTF-8 count as a token.
+Conversations are in the format of ShareGPT: a JSON array of objects, each with `conversations`, a
+list of turns `{"from": "human" or "gpt", "value": TEXT}`; more keys do no harm. Where no tokenizer
+is at hand, four bytes of UTF-8 count as a token.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+from serving.load.trace_file import TraceEntry, read_trace
 
 _BYTES_PER_TOKEN = 4
 _ASKING = ("human", "user")
@@ -43,23 +46,25 @@ class PromptFile:
     Attributes:
         path: Where it was read.
         digest: SHA-256 of the file.
-        conversations: In the order of the file.
+        conversations: In the order of the file; empty where it is a trace.
+        trace: In the order of the file; empty where it holds conversations.
     """
 
     path: str
     digest: str
     conversations: tuple[Conversation, ...] = ()
+    trace: tuple[TraceEntry, ...] = ()
 
 
 def read_prompt_file(kind: str, path: str) -> PromptFile:
-    """Reads a file of `conversations`.
+    """Reads a file of `conversations` or a `trace`.
 
     Conversations in which nobody is asked and replies are left out.
 
     Raises:
         ValueError: The file is missing or is not in the format; says in which line.
     """
-    if kind != "conversations":
+    if kind not in ("conversations", "trace"):
         raise ValueError(f"prompts {kind!r} come from no file")
     where = f"`load.file={path}`"
     if not Path(path).is_file():
@@ -71,6 +76,8 @@ def read_prompt_file(kind: str, path: str) -> PromptFile:
         line = content.count(b"\n", 0, error.start) + 1
         raise ValueError(f"{where}, line {line}: no UTF-8: {error.reason}") from error
     digest = hashlib.sha256(content).hexdigest()
+    if kind == "trace":
+        return PromptFile(path, digest, trace=read_trace(text, where))
     return PromptFile(path, digest, _conversations(text, where))
 
 

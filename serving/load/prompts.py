@@ -13,11 +13,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from serving.load.drafts import text_prompts, token_prompts, usable_ids
-from serving.load.file_drafts import Draft, conversation_drafts, fitting
+from serving.load.file_drafts import (
+    Draft,
+    conversation_drafts,
+    fitting,
+    trace_drafts,
+    trace_part,
+)
 from serving.load.prompt_file import PromptFile
 from serving.load.records import Request
 
-PROMPTS = ("token_ids", "text", "shared_prefix", "conversations")
+PROMPTS = ("token_ids", "text", "shared_prefix", "conversations", "trace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +36,8 @@ class CallSpec:
         prompt_tokens: Length of the prompt; words where the prompt is text; None where `file`
             gives it.
         completion_tokens: Length of the completion; None where `file` gives it.
-        prompts: `token_ids`; `text`; `shared_prefix`, which is ids where they can be sent; or
-            `conversations` of `file`.
+        prompts: `token_ids`; `text`; `shared_prefix`, which is ids where they can be sent;
+            `conversations` of `file`; or `trace`, ids as `file` shares them.
         shared_prefix_tokens: First tokens, or words, that are the same in all of the cell.
         vocab_size: Ids of the model's vocabulary, for exact token-id prompts to `completions`;
             None sends text, whose length in tokens only the server's usage tells.
@@ -42,7 +48,7 @@ class CallSpec:
         sessions: Sessions that requests belong to in turn; 0 for none.
         strict: Sends standard OpenAI fields only, for servers that refuse others. The length
             cannot be forced then.
-        file: What `conversations` are taken from.
+        file: What `conversations` or a `trace` are taken from.
         draw: Names their order; calls with the same name send the same ones.
         max_model_len: Longest prompt + completion of the model, in tokens; None where not known.
     """
@@ -68,7 +74,7 @@ class CallSpec:
     def sends_ids(self) -> bool:
         """Whether prompts travel as token ids; chat takes text only."""
         ids_known = self.vocab_size is not None and self.api == "completions"
-        return ids_known and self.prompts in ("token_ids", "shared_prefix")
+        return ids_known and self.prompts in ("token_ids", "shared_prefix", "trace")
 
     @property
     def sent(self) -> str:
@@ -104,6 +110,7 @@ def build_requests(
             max_tokens=draft.completion_tokens,
             ignore_eos=spec.ignore_eos and not spec.strict,
             session=f"{trial_id}-s{index % spec.sessions}" if spec.sessions else None,
+            at_ms=draft.at_ms,
         )
         for index, (role, draft) in enumerate(zip(roles, drafts, strict=True))
     ]
@@ -115,8 +122,8 @@ def _check(spec: CallSpec) -> None:
     if spec.prompts not in PROMPTS:
         raise ValueError(f"prompts {spec.prompts!r}: expected one of {', '.join(PROMPTS)}")
     lengths = [n for n in (spec.prompt_tokens, spec.completion_tokens) if n is not None]
-    if len(lengths) < 2 and spec.file is None:
-        raise ValueError(f"prompts {spec.prompts!r} without a file need both lengths")
+    if (len(lengths) < 2 or spec.prompts == "trace") and spec.file is None:
+        raise ValueError(f"prompts {spec.prompts!r} without a file: expected one, or both lengths")
     if min(lengths, default=1) < 1:
         raise ValueError(
             f"prompt of {spec.prompt_tokens} and completion of {spec.completion_tokens} tokens: "
@@ -131,6 +138,8 @@ def _check(spec: CallSpec) -> None:
 
 def _drafts(spec: CallSpec, trial_key: str, roles: Sequence[str]) -> list[Draft]:
     keys = [f"{trial_key}/{index}" for index in range(len(roles))]
+    if spec.prompts == "trace":
+        return _trace(spec, trial_key, roles, keys)
     if spec.file is not None:
         choices = fitting(spec.file, spec.completion_tokens, spec.max_model_len)
         return conversation_drafts(choices, spec.draw, roles, keys, spec.completion_tokens)
@@ -145,6 +154,18 @@ def _drafts(spec: CallSpec, trial_key: str, roles: Sequence[str]) -> list[Draft]
     else:
         prompts = text_prompts(trial_key, keys, *lengths)
     return [Draft(prompt, spec.completion_tokens) for prompt in prompts]
+
+
+def _trace(
+    spec: CallSpec, trial_key: str, roles: Sequence[str], keys: Sequence[str]
+) -> list[Draft]:
+    assert spec.file is not None, "checked"
+    if not spec.sends_ids or spec.vocab_size is None:
+        raise ValueError("prompts of a trace are token ids: they need completions and a vocabulary")
+    measured, length = roles.count("measured"), spec.completion_tokens
+    part = trace_part(spec.file, measured, length, spec.max_model_len)
+    ids = usable_ids(spec.vocab_size, spec.excluded_ids)
+    return trace_drafts(part, ids, trial_key, roles, keys, length)
 
 
 def _body(spec: CallSpec, draft: Draft) -> dict[str, Any]:

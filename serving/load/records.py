@@ -22,6 +22,7 @@ class Request:
         ignore_eos: Whether the body makes the server generate exactly `max_tokens`; a
             completion of another length is then a failed request.
         session: Sent as `x-session-id` where there is one.
+        at_ms: When it arrived in the trace that it is from; None without one.
     """
 
     request_id: str
@@ -30,6 +31,7 @@ class Request:
     max_tokens: int
     ignore_eos: bool = True
     session: str | None = None
+    at_ms: float | None = None
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:

@@ -115,6 +115,43 @@ def test_a_broken_file_is_refused_before_anything_starts(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+TRACE = [
+    {"timestamp": at, "input_length": 520 + i, "output_length": 3 + i, "hash_ids": [0, 1 + i]}
+    for i, at in enumerate((0, 0, 900, 1000))
+]
+
+
+def test_a_trace_reaches_the_server_at_its_own_times(tmp_path):
+    (tmp_path / "trace.jsonl").write_text("\n".join(map(json.dumps, TRACE)))
+    given = ["load.shapes=[file/file]", "load.prompts=trace", "load.file=trace.jsonl"]
+    open_loop = ["load.arrival=trace", "load.rate=[4]", "load.duration_s=1"]
+    rows, bodies, printed = measured(tmp_path, *given, *open_loop)
+    ((kind, arrival, cell, status),) = [
+        (row["prompts"], row["arrival"], row["cell"], row["status"]) for row in rows
+    ]
+    assert (kind, arrival, cell, status) == ("trace", "trace", "file-file-q4", "ok")
+    prompts = [body["prompt"] for body in bodies][-4:]  # after calibration and warm-up
+    assert sorted(map(len, prompts)) == [520, 521, 522, 523]
+    assert len({tuple(prompt[:512]) for prompt in prompts}) == 1
+    assert "lengths and shared blocks of trace.jsonl" in " ".join(printed.split())
+    (results,) = (tmp_path / "runs").iterdir()
+    requests = pq.read_table(results / "requests.parquet").to_pylist()
+    due = sorted(row["intended_ns"] for row in requests if row["role"] == "measured")
+    # 3 gaps at 4 requests per second: 0.75 s for what took 1 s in the trace.
+    assert [at - due[0] for at in due] == [0, 0, 675_000_000, 750_000_000]
+
+
+def test_a_server_that_takes_no_ids_is_refused_a_trace(tmp_path):
+    (tmp_path / "trace.jsonl").write_text("\n".join(map(json.dumps, TRACE)))
+    given = ["load.shapes=[file/file]", "load.prompts=trace", "load.file=trace.jsonl"]
+    with openai_server(Habits(token_ids=False)) as url:
+        done = sweep(tmp_path, f"arm.url={url}", *given)
+    assert done.returncode != 0
+    assert "asked: load.prompts=trace, which is token ids; found:" in done.stderr
+    assert "refuses them" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_kind_that_does_not_exist_lists_those_that_do(tmp_path):
     done = sweep(tmp_path, "arm.url=http://127.0.0.1:1", "load.prompts=songs")
     assert done.returncode != 0

@@ -141,6 +141,14 @@ SERVING = [
         "`load.shared_prefix_tokens=8` with load.prompts=token_ids: only load.prompts=",
     ),
     (
+        {"load__prompts": s.PromptKind.trace, "load__api": s.Api.chat},
+        "`load.prompts=trace` with load.api=chat: a trace has lengths and no words",
+    ),
+    (
+        {"load__arrival": s.ArrivalKind.trace, "load__rate": [1.0]},
+        "`load.arrival=trace` with load.prompts=token_ids: set load.prompts=trace",
+    ),
+    (
         {"load__prompts": s.PromptKind.conversations},
         "`load.prompts=conversations` needs load.file=",
     ),
@@ -155,7 +163,7 @@ SERVING = [
     ),
     (
         {"load__shapes": ["64/file"]},
-        "`load.shapes=64/file` with load.prompts=token_ids: only conversations read a file",
+        "`load.shapes=64/file` with load.prompts=token_ids: only conversations or trace read",
     ),
     (
         {"load__prompts": s.PromptKind.shared_prefix},
