@@ -27,13 +27,22 @@ class ServerProcess:
         log: Where the server's output goes.
     """
 
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str], log: Path) -> None:
-        """Starts `python ARGV` with exactly this environment; its output is appended to `log`."""
+    def __init__(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        log: Path,
+        program: str = sys.executable,
+    ) -> None:
+        """Starts `PROGRAM ARGV`, by default a Python, with exactly this environment.
+
+        Its output is appended to `log`.
+        """
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log = log
         self._lock = threading.Lock()
         self._exit_code: int | None = None
-        command = [sys.executable, "-I", "-S", str(SUPERVISOR), sys.executable, *argv]
+        command = [sys.executable, "-I", "-S", str(SUPERVISOR), program, *argv]
         with log.open("ab") as sink:
             launcher = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=sink, env=dict(env)
@@ -45,7 +54,7 @@ class ServerProcess:
         word, *pids = self._read_line(SPAWN_TIMEOUT_S).split() or [""]
         if word != "started":
             self._lifeline.close()
-            raise RuntimeError(f"the engine's supervisor did not start; its log:\n{self.tail(20)}")
+            raise RuntimeError(f"the supervisor of {program} did not start; its log:\n{self.tail(20)}")
         self.session, self.pid = map(int, pids)
 
     def _read_line(self, timeout_s: float) -> str:

@@ -6,6 +6,7 @@
 | `rpc_port`, on rank 0's node       | vLLM's data-parallel handshake          | `arm.rpc_port=`  |
 | `vllm_port + 30 * local`, 30 ports | where that rank's vLLM probes for ports | `arm.vllm_port=` |
 | `router.port`                      | the router                              | `router.port=`   |
+| `router.port + 1`, `+ 2`           | vllm-router and its metrics             | `router.port=`   |
 
 `local` counts the ranks on one node. vLLM binds a probed port, closes it, tells its peers, and
 binds it again later; two ranks that probe the same range at the same time can take each other's
@@ -17,12 +18,13 @@ from __future__ import annotations
 import itertools
 import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 PROBE_WINDOW = 30
+NO_ROUTER, VLLM_ROUTER = "none", "vllm_router"
 EPHEMERAL_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
@@ -78,14 +80,26 @@ def rank_claims(arm: Any, node_ips: Sequence[str], rank: int) -> list[Claim]:
     return claims
 
 
-def port_map(
-    arm: Any, node_ips: Sequence[str], router_node_ip: str | None = None, router_port: int = 0
-) -> list[Claim]:
-    """Everything that an arm needs, and its router where it has one."""
+def router_claims(node_ip: str, port: int, policies: Collection[str]) -> list[Claim]:
+    """What the routers of these policies need, all up at once; `none` needs nothing.
+
+    Args:
+        node_ip: The node that they run on.
+        port: `router.port`.
+        policies: Names of policies.
+    """
+    needs = []
+    if set(policies) - {NO_ROUTER, VLLM_ROUTER}:
+        needs.append((port, "the router"))
+    if VLLM_ROUTER in policies:
+        needs += [(port + 1, "vllm-router"), (port + 2, "metrics of vllm-router")]
+    return [Claim(node_ip, first, 1, who, "router.port=") for first, who in needs]
+
+
+def port_map(arm: Any, node_ips: Sequence[str], routers: Sequence[Claim] = ()) -> list[Claim]:
+    """Everything that an arm needs, and what its routers do (`router_claims`)."""
     claims = [claim for rank in range(len(node_ips)) for claim in rank_claims(arm, node_ips, rank)]
-    if router_node_ip is not None:
-        claims.append(Claim(router_node_ip, router_port, 1, "the router", "router.port="))
-    return claims
+    return [*claims, *routers]
 
 
 def ephemeral_range() -> tuple[int, int]:

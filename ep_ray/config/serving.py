@@ -83,7 +83,8 @@ class Arm:
         rpc_port: Data-parallel RPC port of the group.
         extra_args: Further arguments for the vLLM server.
         env: Further environment variables of the engines.
-        router: Router policy; null takes the experiment's `router`.
+        router: Router policy; null takes the experiment's `router`. An `attached` arm with one
+            gets a router in front of its `rank_urls`, or of its `url` where none are given.
         transport: Transport of this arm; null takes the experiment's `transport`.
         startup_timeout_s: Deadline for all ranks to generate one token, of each start: a group
             that lost a race for a port is started once more.
@@ -117,14 +118,17 @@ class Arm:
 
 @dataclass
 class Router:
-    """The router actor in front of a group of ranks.
+    """The router in front of a group of ranks.
 
     Attributes:
         policy: How an endpoint is chosen.
         host: Address that the router listens on.
-        port: Port that the router listens on.
+        port: Port that the router listens on; `vllm_router` listens on the next one, and its
+            metrics on the one after that.
         connect_timeout_s: Deadline to open a connection to a rank.
         cooldown_s: How long a rank that failed keeps requests away before it is tried again.
+        executable: Program of `vllm_router`, a path or a name; null takes the one beside this
+            Python, else the one on PATH.
     """
 
     policy: RouterPolicy = RouterPolicy.round_robin
@@ -132,6 +136,7 @@ class Router:
     port: int = 18900
     connect_timeout_s: float = 5.0
     cooldown_s: float = 5.0
+    executable: str | None = None
 
 
 @dataclass

@@ -162,6 +162,11 @@ class Endpoint:
         }
 
 
+def url_of(host: str, port: int) -> str:
+    """`http://host:port`, with the brackets that IPv6 needs."""
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
 def split_url(url: str) -> tuple[str, int]:
     """Host and port of `http://host:port`; raises `ValueError` on anything else."""
     parts = urlsplit(url)

@@ -17,6 +17,7 @@ import uvloop
 
 from serving.router.client import Client
 from serving.router.core import Core
+from serving.router.endpoint import url_of
 from serving.router.policy import make_policy
 from serving.router.probe import probe_all
 
@@ -87,7 +88,7 @@ class Router:
             raise RouterError(f"router {self.name} was started already")
         listener = _listen(self.name, *self._address, self._settings.share_port)
         host, port = listener.getsockname()[:2]
-        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        url = url_of(host, port)
         self._loop = uvloop.new_event_loop()
         core = Core(self.name, url, self._loop, self._settings)
         self._core = core

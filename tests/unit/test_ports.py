@@ -17,7 +17,7 @@ def arm(**changes: object) -> Arm:
 
 
 def test_default_map_has_no_problem() -> None:
-    claims = ports.port_map(arm(), ONE_NODE, "10.0.0.1", 18900)
+    claims = ports.port_map(arm(), ONE_NODE, ports.router_claims("10.0.0.1", 18900, {"random"}))
     assert ports.map_problems(claims, EPHEMERAL, (20000, 20999)) == []
 
 
@@ -45,7 +45,7 @@ def test_ranks_on_separate_nodes_probe_the_published_port() -> None:
 def test_problem_names_who_and_how_to_move(
     changes: dict[str, int], override: str, words: str
 ) -> None:
-    claims = ports.port_map(arm(**changes), ONE_NODE, "10.0.0.1", 18900)
+    claims = ports.port_map(arm(**changes), ONE_NODE, ports.router_claims("10.0.0.1", 18900, {"random"}))
     problems = ports.map_problems(claims, EPHEMERAL, (20000, 20999))
     assert any(override in p and words in p for p in problems), problems
     with pytest.raises(ports.PortError, match=words):
