@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import psutil
 
 from ep_ray.cores import keep_to, seats
+from serving.router.vllm_router import arguments
 
 START_S = 30.0
 # The router has its core to itself; client and engines share one where there is no third.
@@ -167,9 +168,7 @@ def _start(name: str, engine_ports: Sequence[int], folder: Path, vllm_router: st
         path = _write(folder / "haproxy.cfg", HAPROXY, port=port, servers=servers)
         return Served([name, "-f", path], port, log)
     urls = [f"http://127.0.0.1:{p}" for p in engine_ports]
-    options = ["--policy", "round_robin", "--disable-retries", "--log-level", "error"]
-    ports = ["--port", str(port), "--prometheus-port", str(free_port())]
-    return Served([vllm_router, *options, *ports, "--worker-urls", *urls], port, log)
+    return Served([vllm_router, *arguments("127.0.0.1", port, free_port(), urls)], port, log)
 
 
 def _write(path: Path, template: str, **values: object) -> str:

@@ -54,7 +54,9 @@ class ServerProcess:
         word, *pids = self._read_line(SPAWN_TIMEOUT_S).split() or [""]
         if word != "started":
             self._lifeline.close()
-            raise RuntimeError(f"the supervisor of {program} did not start; its log:\n{self.tail(20)}")
+            raise RuntimeError(
+                f"the supervisor of {program} did not start; its log:\n{self.tail(20)}"
+            )
         self.session, self.pid = map(int, pids)
 
     def _read_line(self, timeout_s: float) -> str:

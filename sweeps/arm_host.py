@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,14 @@ from serving.group import EngineGroup, GroupError
 from serving.load.prompts import CallSpec
 from serving.load.records import CellRecord, Request
 from serving.models import ResolvedModel
-from serving.ports import PortError, check_free, check_map, ephemeral_range, port_map
+from serving.ports import (
+    PortError,
+    check_free,
+    check_map,
+    ephemeral_range,
+    port_map,
+    router_claims,
+)
 from sweeps.call import call_spec
 from sweeps.front import Front
 from sweeps.host import Counts
@@ -123,10 +130,10 @@ class ArmHost:
         )
 
     def _check_ports(self, node_ips: Sequence[str]) -> None:
-        router = self._config.router
-        routed = bool(self._policies)
         here = service_ip()
-        claims = port_map(self._arm, node_ips, here if routed else None, router.port)
+        policies = {policy.name for policy in self._policies}
+        routers = router_claims(here, self._config.router.port, policies)
+        claims = port_map(self._arm, node_ips, routers)
         check_map(claims, ephemeral_range())
         check_free([claim for claim in claims if claim.node_ip == here])
 
@@ -136,7 +143,7 @@ class ArmHost:
         name = arm.name + (f":{self._fronts}" if self._fronts > 1 else "")
         endpoints = [(endpoint.name, endpoint.url) for endpoint in self._up.endpoints]
         parallelism = {"kind": arm.kind.name, "tp": arm.tp, "dp": arm.dp, "ep": arm.enable_ep}
-        self._front = Front(self._config, name, self._policies, endpoints, parallelism)
+        self._front = Front(self._config, name, self._policies, endpoints, parallelism, self._logs)
 
     def call(self, trial: ServingTrial) -> CallSpec:
         """What is asked of it; token ids come from the model's own vocabulary."""
@@ -162,7 +169,8 @@ class ArmHost:
             self._up.check_alive()
         except GroupError as error:
             raise TrialError(_status(error), str(error)) from error
-        self._router_counts()
+        if self._front is not None:
+            self._front.check_alive()
 
     def standing(self, trial: ServingTrial) -> list[dict[str, Any]]:
         """What the router says of each rank, and whether it generates a token when asked itself.
@@ -187,16 +195,13 @@ class ArmHost:
         self._start_front()
 
     def counts(self, trial: ServingTrial) -> Counts:
-        """The trial's router's running counters and the engines' settled ones."""
+        """Running counters of the trial's router and the engines' settled ones."""
+        assert self._front is not None
         try:
             engines = self._up.counters(_COUNTERS_S)
         except GroupError as error:
             raise TrialError(_status(error), f"engine counters: {error}") from error
-        routed = trial.router is not RouterPolicy.none
-        return Counts(self._router_counts() if routed else None, engines)
-
-    def _router_counts(self) -> Mapping[str, Any] | None:
-        return None if self._front is None else self._front.counters()
+        return Counts(self._front.counters(trial), engines)
 
     def evidence(self) -> list[Evidence]:
         """NCCL's statements in the ranks' logs, wherever they lie.
@@ -220,8 +225,10 @@ class ArmHost:
         facts = {fact.name: fact for fact in self._up.facts()}
         machine = local_machine()
         on_gpu = self._device is DeviceKind.cuda and machine.gpus
+        routers = self._front.versions() if self._front is not None else {}
         found = what_ran(
             versions()
+            | routers
             | {"vllm": next(iter(facts.values())).vllm_version, "model": self._model.revision},
             {"machines": {machine.hostname: machine.as_dict()}},
             {name: fact.environment for name, fact in facts.items()},

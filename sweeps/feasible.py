@@ -24,7 +24,16 @@ from ep_ray.layout import gpus_per_server, servers
 from serving.attached import AttachError, attach
 from serving.engine_http import counters
 from serving.models import ModelError, resolve
-from serving.ports import PortError, check_free, check_map, ephemeral_range, port_map
+from serving.ports import (
+    PortError,
+    check_free,
+    check_map,
+    ephemeral_range,
+    port_map,
+    router_claims,
+)
+from serving.router.router import RouterError
+from serving.router.vllm_router import find_program
 from sweeps.available import Reasons
 from sweeps.call import prompt_problems, takes_prompts
 from sweeps.trial import A2aTrial, ServingTrial, Trial
@@ -130,9 +139,10 @@ def ports_of(config: Config, trials: Sequence[Trial]) -> list[int]:
     """Ports that the engines of a plan, and their router, take on a node."""
     ports: set[int] = set()
     for trial in trials:
-        if isinstance(trial, ServingTrial) and trial.gpus:
+        if isinstance(trial, ServingTrial):
             nodes = ["node"] * servers(trial.layout)
-            for claim in port_map(trial.layout, nodes, "node", config.router.port):
+            routers = router_claims("node", config.router.port, {trial.router.name})
+            for claim in port_map(trial.layout, nodes, routers):
                 ports.update(range(claim.first, claim.last + 1))
     return sorted(ports)
 
@@ -170,6 +180,11 @@ def _software(config: Config, trials: Sequence[Trial], device: DeviceKind) -> It
             resolve(config.model, MODEL_CACHE)
         except ModelError as error:
             yield str(error)
+    if any(isinstance(t, ServingTrial) and t.router is RouterPolicy.vllm_router for t in trials):
+        try:
+            find_program(config.router.executable)
+        except RouterError as error:
+            yield str(error)
     for arm in arms_of(config):
         if arm.kind is ArmKind.attached and any(isinstance(t, ServingTrial) for t in trials):
             yield from _attached(config, arm)
@@ -179,11 +194,11 @@ def _ports(config: Config, trials: Sequence[Trial]) -> Iterator[str]:
     """Ports of arms on this machine; those on other nodes are checked when an arm starts there."""
     if config.cluster.address is not None:
         return
-    starting = [t for t in trials if isinstance(t, ServingTrial) and t.gpus]
-    for trial in {t.arm: t for t in starting}.values():
-        routed = trial.router is not RouterPolicy.none
+    serving = [t for t in trials if isinstance(t, ServingTrial)]
+    for trial in {t.arm: t for t in serving}.values():
         nodes = [LOOPBACK] * servers(trial.layout)
-        claims = port_map(trial.layout, nodes, LOOPBACK if routed else None, config.router.port)
+        routers = router_claims(LOOPBACK, config.router.port, {trial.router.name})
+        claims = port_map(trial.layout, nodes, routers)
         try:
             check_map(claims, ephemeral_range())
             check_free(claims)

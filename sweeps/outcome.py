@@ -130,6 +130,7 @@ def _cell_columns(trial: Trial) -> dict[str, Any]:
         "arrival": trial.arrival.name,
         "rate_per_s": trial.rate_per_s,
         "requests": trial.requests,
+        "router": trial.router.name,
         # As asked; a cell that ran says what was sent.
         "prompts": json.loads(trial.config_json)["arm"]["load"]["prompts"],
         **({"tp": layout.tp, "dp": layout.dp} if trial.gpus else {}),

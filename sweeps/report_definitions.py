@@ -89,7 +89,8 @@ _SERVING = (
     (
         "ledger",
         "for each rank: sent by the client, forwarded by the router, completed by the engine's own "
-        "counter; a cell in which they disagree has failed",
+        "counter; a cell in which they disagree has failed; behind `vllm_router` only the sums of "
+        "client and engines compare",
     ),
 )
 _BOTH = (

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from sweeps.report_router import router_remarks
 from sweeps.results import Trial, labels
 from sweeps.tablefmt import Block, Section, Table, text_table
 from sweeps.view import View
@@ -30,16 +31,19 @@ def sections(view: View) -> list[Section]:
         "by the router, completed by the engine. They must agree in every cell. What never "
         "happened has no column."
     )
-    rows = list(view.rows("ledger"))
-    ledger = Section("Ledger", (text, _ledger(rows, _COUNTS), *_disagreements(view, rows)))
+    rows, remarks = list(view.rows("ledger")), router_remarks(view.of("serving"))
+    ledger = Section(
+        "Ledger", (text, *remarks, _ledger(rows, _COUNTS), *_disagreements(view, rows))
+    )
     transport = Section("Transport", (_transport(view), *_evidence(view)))
     return [ledger, transport] if rows else [transport]
 
 
 def brief(view: View) -> list[Section]:
     """The counts that must agree, one line for each rank; and one line of proof for each arm."""
-    rows = list(view.rows("ledger"))
-    ledger = Section("Ledger: requests of all roles and cells", (_ledger(rows, _BRIEF),))
+    rows, remarks = list(view.rows("ledger")), router_remarks(view.of("serving"))
+    table = _ledger(rows, _BRIEF)
+    ledger = Section("Ledger: requests of all roles and cells", (*remarks, table))
     transport = Section("Transport", (_transport(view),))
     return [ledger, transport] if rows else [transport]
 

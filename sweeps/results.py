@@ -63,6 +63,7 @@ class Trial:
     prompts: str | None
     prompts_digest: str | None
     restarted_for: str | None
+    router: str | None
 
     @property
     def label(self) -> str:

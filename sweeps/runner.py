@@ -98,7 +98,7 @@ class Runner:
 
     def _serving_host(self, first: ServingTrial, routers: set[RouterPolicy]) -> Host:
         if first.layout.kind is ArmKind.attached:
-            return AttachedHost(self._config, first)
+            return AttachedHost(self._config, first, routers, self._store.folder)
         model = resolve(self._config.model, MODEL_CACHE)
         return ArmHost(self._config, first, routers, model, self._device, self._store.folder)
 

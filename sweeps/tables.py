@@ -14,7 +14,7 @@ ADDED_LATER = frozenset(
     {"tags", "launch", "compat", "masked_share", "tokens_per_rank", "routing_digest"}
     | {"statistic", "loop", "timed_unix_ns", "timed_ns", "local_tp", "arrival", "rate_per_s"}
     | {"prompts", "prompts_digest"}
-    | {"restarted_for"}
+    | {"restarted_for", "router"}
 )
 """Columns that folders of this version may lack: they were written before there was such a thing,
 and read as null."""
@@ -81,6 +81,7 @@ TRIALS = _schema(
     ("prompts", pa.string()),  # token_ids | text | shared_prefix | conversations | trace
     ("prompts_digest", pa.string()),  # SHA-256 of the prompts' file; null without one
     ("restarted_for", pa.string()),  # why its group was started twice; null where once did
+    ("router", pa.string()),  # policy of its router | vllm_router | none; null was not recorded
 )
 
 # One row per operation of an all-to-all trial.
@@ -150,7 +151,7 @@ LEDGER = _schema(
     ("client_complete", pa.int64()),
     ("client_failed", pa.int64()),
     ("client_aborted", pa.int64()),
-    ("router_forwarded", pa.int64()),  # null without a router
+    ("router_forwarded", pa.int64()),  # null without a router that counts
     ("router_complete", pa.int64()),
     ("router_failed", pa.int64()),
     ("router_aborted", pa.int64()),
@@ -184,13 +185,14 @@ TELEMETRY = _schema(
 STATUS = _schema(
     ("when", pa.string()),  # before | after
     ("endpoint", pa.string()),
-    ("load_balance", pa.string()),  # the router's policy; null without a router, as the next ones
+    # the router's policy, or vllm_router; null without a router, as the next ones
+    ("load_balance", pa.string()),
     ("desired", pa.int32()),  # ranks of the group
     ("ready", pa.int32()),  # ranks in selection
     ("parallelism", pa.string()),  # as declared, JSON
     ("registered", pa.bool_()),
     ("healthy", pa.bool_()),
-    ("in_selection", pa.bool_()),
+    ("in_selection", pa.bool_()),  # null where a router does not say it, as circuit
     ("circuit", pa.string()),  # closed | open | half_open
     ("probe_ns", pa.int64()),  # one token, not streamed; null where none came
     ("probe_error", pa.string()),

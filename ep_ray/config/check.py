@@ -138,14 +138,14 @@ def _arm(config: Config, arm: Arm) -> Iterator[str]:
     transport = transport_of(config, arm).kind
     if transport not in ARM_TRANSPORTS[arm.kind]:
         yield _transport_problem(where, transport, arm.kind.name, ARM_TRANSPORTS[arm.kind])
-    if arm.kind is ArmKind.attached:
-        yield from _attached(arm, where)
-        return
     if router_of(config, arm) is RouterPolicy.session and not config.load.sessions:
         yield (
             f"`{where}`: router=session keeps a session at one rank, and load.sessions=0: no "
             "request belongs to one. Set load.sessions=N"
         )
+    if arm.kind is ArmKind.attached:
+        yield from _attached(arm, router_of(config, arm), where)
+        return
     if arm.tp < 1 or arm.dp < 1:
         yield f"`{where}`: tp={arm.tp} and dp={arm.dp} are at least 1"
         return
@@ -189,12 +189,21 @@ def _experts(config: Config, arm: Arm, where: str) -> Iterator[str]:
         )
 
 
-def _attached(arm: Arm, where: str) -> Iterator[str]:
+def _attached(arm: Arm, router: RouterPolicy, where: str) -> Iterator[str]:
     if not arm.url:
         yield f"`{where}.url` is missing: {where}.url=http://HOST:PORT of the running server"
     for url in [arm.url or "", *arm.rank_urls]:
         if url and (urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname):
             yield f"`{url}` is no URL: write http://HOST:PORT"
+    if router is RouterPolicy.none:
+        return
+    for url in arm.rank_urls or [arm.url or ""]:
+        parts = urlsplit(url)
+        if parts.scheme == "https" or parts.path.strip("/"):
+            yield (
+                f"`{where}.router={router.name}` with `{url}`: a router speaks to "
+                "http://HOST:PORT, without a path"
+            )
 
 
 def _transport_problem(

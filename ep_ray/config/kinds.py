@@ -78,9 +78,9 @@ class RouterPolicy(Enum):
     """How requests reach the ranks.
 
     `round_robin` takes them in turn, exactly; `random` draws each; `least_inflight` takes the rank
-    with the fewest requests on their way; `session` keeps each session at one rank; `vllm_router` is
-    another router, the `vllm-router` package, which goes round too; `none` means that there is no
-    router: the client goes to the server, or round the servers itself.
+    with the fewest requests on their way; `session` keeps each session at one rank; `vllm_router`
+    is another router, the `vllm-router` package, which goes round too; `none` means that there is
+    no router: the client goes to the server, or round the servers itself.
     """
 
     round_robin = "round_robin"

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ep_ray.config.schema import Arm, ArmKind, Router
+from ep_ray.config.schema import Arm, ArmKind, Router, RouterPolicy
 from ep_ray.topology import all_nvlink
-from serving.ports import Claim, map_problems, port_map
+from serving.ports import Claim, map_problems, port_map, router_claims
 from sweeps.doctor.node import UNLIMITED, Node
 
 BROKEN, WARNING, NOTE = "broken", "warning", "note"
@@ -115,4 +115,5 @@ def _together(nodes: Sequence[Node]) -> Iterator[tuple[str, str]]:
 def default_ports(ip: str) -> list[Claim]:
     """The ports of the largest shipped arm with all its ranks on one node."""
     arm = Arm(name="external_dp", kind=ArmKind.external_dp, dp=8)
-    return port_map(arm, [ip] * arm.dp, ip, Router().port)
+    policies = {policy.name for policy in RouterPolicy}
+    return port_map(arm, [ip] * arm.dp, router_claims(ip, Router().port, policies))

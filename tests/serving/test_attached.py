@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -137,7 +138,7 @@ def host(*overrides: str) -> tuple[AttachedHost, ServingTrial]:
     (config,) = compose_all(["+exp=attached", *overrides], multirun=False)
     trial = plan(config, DeviceKind.cpu)[0]
     assert isinstance(trial, ServingTrial)
-    return AttachedHost(config, trial), trial
+    return AttachedHost(config, trial, {trial.router}, Path("never-written")), trial
 
 
 def test_counters_of_ranks_whose_urls_are_given():

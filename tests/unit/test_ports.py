@@ -45,7 +45,9 @@ def test_ranks_on_separate_nodes_probe_the_published_port() -> None:
 def test_problem_names_who_and_how_to_move(
     changes: dict[str, int], override: str, words: str
 ) -> None:
-    claims = ports.port_map(arm(**changes), ONE_NODE, ports.router_claims("10.0.0.1", 18900, {"random"}))
+    claims = ports.port_map(
+        arm(**changes), ONE_NODE, ports.router_claims("10.0.0.1", 18900, {"random"})
+    )
     problems = ports.map_problems(claims, EPHEMERAL, (20000, 20999))
     assert any(override in p and words in p for p in problems), problems
     with pytest.raises(ports.PortError, match=words):

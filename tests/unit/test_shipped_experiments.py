@@ -32,6 +32,7 @@ SHIPPED = {
     "one_gpu": (48, 1),
     "open_loop": (4, 2),
     "quickstart": (16, 4),
+    "router_cost": (54, 1),
     "router_policies": (5, 2),
     "shared_gpu": (3, 2),
     "two_gpus": (48, 2),
