@@ -174,7 +174,12 @@ class VllmRouterHost:
         """It has one policy, round robin."""
 
     def counters(self) -> Mapping[str, Any] | None:
-        """None: what it counts has no roles, and differs with every version."""
+        """None: what it counts has no roles, and differs with every version.
+
+        Raises:
+            TrialError: It is gone.
+        """
+        self.check_alive()
         return None
 
     def status(self) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,27 +14,30 @@ from serving.null_engine import running
 from serving.null_server import Pace
 from tests.sweep_process import SweepProcess, free_ports, kill
 
-if shutil.which("vllm-router") is None:
-    pytest.importorskip("vllm_router", reason="needs vllm-router")
+pytest.importorskip("vllm_router", reason="needs vllm-router")
 
 CALIBRATION, WARMUPS, MEASURED = 1, 2, 11
 SENT = CALIBRATION + WARMUPS + MEASURED
 PACE = Pace(ttft_ns=2_000_000, itl_ns=1_000_000)
 ARMS = ("ours", "theirs", "direct")
-Start = Any
+
+
+def attached(key: str, name: str, router: str, urls: list[str]) -> list[str]:
+    values = {"name": name, "router": router, "url": urls[0], "rank_urls": f"[{','.join(urls)}]"}
+    return [f"{key}.{field}={value}" for field, value in values.items()]
 
 
 def overrides(urls: list[str], port: int) -> list[str]:
     """Two engines that run already, behind each router in turn; `direct` goes to the first."""
-    arms = {"arm": ("ours", "round_robin"), "+against.arms.theirs": ("theirs", "vllm_router"),
-            "+against.arms.direct": ("direct", "none")}  # fmt: skip
-    ranks = ",".join(urls)
+    arms = {
+        "arm": ("ours", "round_robin"),
+        "against.arms.theirs": ("theirs", "vllm_router"),
+        "against.arms.direct": ("direct", "none"),
+    }
     return [
         "+exp=attached",
-        *(
-            f"{key}={{name:{name},kind:attached,url:'{urls[0]}',rank_urls:[{ranks}],router:{router}}}"
-            for key, (name, router) in arms.items()
-        ),
+        *(f"+arm@{key}=attached" for key in arms if key != "arm"),
+        *(o for key, (name, router) in arms.items() for o in attached(key, name, router, urls)),
         "model.vocab_size=1000",
         "cluster.dashboard=false",
         "load.shapes=[12/8]",
@@ -116,15 +118,13 @@ def test_the_report_says_what_its_ledger_compares(ran):
 
 
 def test_a_killed_vllm_router_costs_its_cell_and_is_replaced(tmp_path: Path) -> None:
-    slow = Pace(ttft_ns=10_000_000_000)
+    slow = Pace(ttft_ns=4_000_000_000)
     with running(slow) as engine:
-        given = overrides([engine.url], free_ports())
-        # Two cells of the one arm; the engine holds each request long enough to be hurt.
-        chosen = [g for g in given if "against" not in g and not g.startswith("arm=")]
-        arm = f"{{name:theirs,kind:attached,url:'{engine.url}',router:vllm_router}}"
+        # Two cells of one arm; the engine holds each request long enough to be hurt.
+        chosen = [o for o in overrides([engine.url], free_ports()) if "against" not in o]
         small = ["load.concurrency=[1,2]", "load.min_requests=1", "load.warmups=0",
                  "load.calibration=0"]  # fmt: skip
-        sweep = SweepProcess(tmp_path, *chosen, f"arm={arm}", *small)
+        sweep = SweepProcess(tmp_path, *chosen, "arm.router=vllm_router", *small)
         try:
             sweep.until(lambda: sweep.pids("ray::LoadClientActor.run"), "load of the first cell")
             kill(sweep.pids("vllm::router"), signal.SIGKILL)
