@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from serving.load.client import run_cell
+from serving.load.prompts import CallSpec, build_requests
+from serving.load.target import Target
 from serving.null_engine import running
 from serving.null_server import Pace
+from serving.router.vllm_router import VllmRouter, find_program
 from tests.sweep_process import SweepProcess, free_ports, kill
 
 pytest.importorskip("vllm_router", reason="needs vllm-router")
@@ -115,6 +121,44 @@ def test_the_report_says_what_its_ledger_compares(ran):
     report = (ran[0].results / "report.md").read_text()
     assert "Router `vllm_router` (theirs): it counts no request by role" in report
     assert "vllm-router" in report
+
+
+def test_it_sends_each_request_once_and_gives_no_rank_up(tmp_path: Path) -> None:
+    """Every answer is a 500, which retries and circuit breakers would count against the rank."""
+    taken: list[int] = []
+
+    class Failing(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def do_POST(self) -> None:
+            taken.append(int(self.headers["content-length"]))
+            self.send_response(500)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Failing)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    router = VllmRouter(find_program(None), "127.0.0.1", free_ports(), tmp_path / "log")
+    try:
+        url = router.start([("rank0", f"http://127.0.0.1:{server.server_port}")])
+        spec = CallSpec("m", "completions", 4, 2, 1000)
+        requests = build_requests(spec, seed=0, trial_id="t", measured=12)
+        record = run_cell(Target.parse(url, "completions"), requests, 1, 60.0)
+        assert {request.http_status for request in record.requests} == {500}
+        assert len(taken) == 12
+        (rank,) = router.status()["endpoints"]
+        assert (rank["name"], rank["registered"], rank["healthy"]) == ("rank0", True, True)
+    finally:
+        left = router.stop()
+        server.shutdown()
+        server.server_close()
+    assert left == []
 
 
 def test_a_killed_vllm_router_costs_its_cell_and_is_replaced(tmp_path: Path) -> None:
