@@ -126,8 +126,10 @@ def disagreement(rows: Sequence[LedgerRow]) -> str:
     """The rows that disagree, in words; empty when all agree."""
     return "; ".join(
         f"{row.endpoint} ({row.role}): client sent {row.client_sent}, complete "
-        f"{row.client_complete}; router forwarded {_known(row.router_forwarded)}, complete "
-        f"{_known(row.router_complete)}; engine complete {_known(row.engine_complete)}"
+        f"{row.client_complete}{_aborted(row.client_aborted)}; router forwarded "
+        f"{_known(row.router_forwarded)}, complete {_known(row.router_complete)}"
+        f"{_aborted(row.router_aborted)}; engine complete {_known(row.engine_complete)}"
+        f"{_aborted(row.engine_aborted)}"
         for row in rows
         if row.agrees is False
     )
@@ -157,6 +159,9 @@ def _row(
         router_retried=counts.get("retried", 0),
     )
     agrees = (row.client_sent, row.client_complete) == (row.router_forwarded, row.router_complete)
+    # What failed at the client may be an abort to the router: a request past its deadline is.
+    given_up = len(sent) - (row.client_complete or 0)
+    agrees = agrees and (row.client_aborted or 0) <= (row.router_aborted or 0) <= given_up
     return replace(row, agrees=agrees and row.router_retried == 0)
 
 
@@ -175,8 +180,24 @@ def _total(name: str, rows: Sequence[LedgerRow], engines: EngineCounts | None) -
             engine_complete=counts.get("complete", 0),
             engine_aborted=counts.get("aborted", 0),
         )
-        agrees = agrees and total.engine_complete == total.client_complete
+        agrees = agrees and _engine_agrees(total)
     return replace(total, agrees=agrees)
+
+
+def _engine_agrees(total: LedgerRow) -> bool:
+    """Whether an engine completed what the client did.
+
+    It may have completed a request that the client aborted, before it heard of that; and some
+    engines, vLLM 0.30 among them, count no request that a client aborts.
+    """
+    complete, aborted = total.engine_complete or 0, total.engine_aborted or 0
+    late = complete - (total.client_complete or 0)
+    balanced = complete + aborted <= (total.client_sent or 0)
+    return 0 <= late <= (total.client_aborted or 0) and balanced
+
+
+def _aborted(count: int | None) -> str:
+    return f", aborted {count}" if count else ""
 
 
 def _known(count: int | None) -> str:

@@ -17,7 +17,7 @@ from serving.load.records import CellRecord
 from sweeps.host import Host
 from sweeps.outcome import Outcome
 from sweeps.prove import prove
-from sweeps.serving_trial import ledger_of_cell, outcome_of_cell
+from sweeps.serving_trial import bad_requests, ledger_of_cell, outcome_of_cell
 from sweeps.trial import ServingTrial
 
 _STARTS = 3  # of an arm whose ranks die in the middle of a block
@@ -136,7 +136,7 @@ class Block:
         outcome.facts["prompts_digest"] = call.file.digest if call.file else None
         outcome.facts["shared_gpu"] = trial.gpus > 1 and self._config.cluster.ranks_per_gpu > 1
         self._prove(outcome, trial, host, record)
-        if any(request.state != "complete" for request in record.requests):
+        if bad_requests(record):
             self._examine(outcome, host)
         return outcome
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from ep_ray.config.schema import ArrivalKind, Config, PromptKind
 from ep_ray.watchdog import TrialError
 from serving.load.arrivals import trace_arrivals_ns
-from serving.load.file_drafts import fitting, trace_part
+from serving.load.cancel import cancelled_places
+from serving.load.file_drafts import conversation_drafts, fitting, trace_part
 from serving.load.prompt_file import PromptFile, read_prompt_file
 from serving.load.prompts import CallSpec
 from sweeps.trial import ServingTrial, Trial
@@ -52,10 +53,16 @@ def call_spec(
         prompts=load.prompts.name,
         shared_prefix_tokens=load.shared_prefix_tokens,
         file=file,
-        # All arms of a cell and repeat send the same, for they are compared in pairs.
-        draw=f"{config.seed}/{trial.cell}/r{trial.repeat}",
+        draw=_draw(config, trial),
         max_model_len=config.model.max_model_len,
+        cancel_share=load.cancel_share,
+        cancel_after_tokens=load.cancel_after_tokens,
     )
+
+
+def _draw(config: Config, trial: ServingTrial) -> str:
+    """All arms of a cell and repeat send and cancel the same, for they are compared in pairs."""
+    return f"{config.seed}/{trial.cell}/r{trial.repeat}"
 
 
 def prompt_file(config: Config) -> PromptFile | None:
@@ -75,26 +82,32 @@ def _read(kind: str, path: str, _: int) -> PromptFile:
 
 def prompt_problems(config: Config, trials: Sequence[Trial]) -> Iterator[str]:
     """Why the file of the prompts cannot be sent, in words."""
-    cells = {t.cell: t for t in trials if isinstance(t, ServingTrial)}
+    cells = {(t.cell, t.repeat): t for t in trials if isinstance(t, ServingTrial)}
     try:
         file = prompt_file(config) if cells else None
         if file is not None:
             for trial in cells.values():
-                _try(file, trial, config.model.max_model_len)
+                lengths = _try(file, trial, config)
+                load, key = config.load, f"{_draw(config, trial)}/cancelled"
+                cancelled_places(lengths, load.cancel_share, load.cancel_after_tokens, key)
     except ValueError as error:
         yield str(error)
 
 
-def _try(file: PromptFile, trial: ServingTrial, most_tokens: int) -> None:
+def _try(file: PromptFile, trial: ServingTrial, config: Config) -> list[int]:
+    """Completion tokens that the cell's measured requests ask for."""
+    asked, most_tokens = trial.completion_tokens, config.model.max_model_len
     if not file.trace:
-        fitting(file, trial.completion_tokens, most_tokens)
-        return
-    part = trace_part(file, trial.requests, trial.completion_tokens, most_tokens)
+        choices, roles = fitting(file, asked, most_tokens), ["measured"] * trial.requests
+        drafts = conversation_drafts(choices, _draw(config, trial), roles, roles, asked)
+        return [draft.completion_tokens for draft in drafts]
+    part = trace_part(file, trial.requests, asked, most_tokens)
     if trial.arrival is ArrivalKind.trace and trial.rate_per_s is not None:
         try:
             trace_arrivals_ns([entry.at_ms for entry in part], trial.rate_per_s)
         except ValueError as error:
             raise ValueError(f"`load.file={file.path}` with load.arrival=trace: {error}") from error
+    return [asked or entry.completion_tokens for entry in part]
 
 
 def takes_prompts(config: Config, url: str, token_prompts: bool) -> Iterator[str]:

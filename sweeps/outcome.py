@@ -122,7 +122,7 @@ def _cell_columns(trial: Trial) -> dict[str, Any]:
             "launch": trial.launch.name,
         }
     assert isinstance(trial, ServingTrial)
-    layout = trial.layout
+    layout, load = trial.layout, json.loads(trial.config_json)["arm"]["load"]
     return {
         "backend": layout.all2all_backend if layout.enable_ep else None,
         "shape": trial.shape,
@@ -132,7 +132,9 @@ def _cell_columns(trial: Trial) -> dict[str, Any]:
         "requests": trial.requests,
         "router": trial.router.name,
         # As asked; a cell that ran says what was sent.
-        "prompts": json.loads(trial.config_json)["arm"]["load"]["prompts"],
+        "prompts": load["prompts"],
+        "cancel_share": load["cancel_share"] or None,
+        "cancel_after_tokens": load["cancel_after_tokens"] if load["cancel_share"] else None,
         **({"tp": layout.tp, "dp": layout.dp} if trial.gpus else {}),
         **({"ep": layout.tp * layout.dp} if layout.enable_ep else {}),
     }

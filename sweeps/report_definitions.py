@@ -68,6 +68,12 @@ _SERVING = (
         "HTTP 200, no error event, a finish reason and the end marker; all else failed. Latencies "
         "are over complete measured requests",
     ),
+    (
+        "cancelled",
+        "where the load asks for it, the client closes the connection at the first read with so "
+        "many tokens; the same requests in every arm. No failure, and in no latency and no rate; "
+        "the time that they took is in the cell's wall time",
+    ),
     ("percentiles", "linear interpolation over all values of a cell"),
     ("TTFT", "t0 to the first chunk that carries a token"),
     ("TPOT", "(last token - first) / (completion tokens - tokens in the first chunk), per request"),
@@ -90,7 +96,8 @@ _SERVING = (
         "ledger",
         "for each rank: sent by the client, forwarded by the router, completed by the engine's own "
         "counter; a cell in which they disagree has failed; behind `vllm_router` only the sums of "
-        "client and engines compare",
+        "client and engines compare. Of requests that the client cancelled, the router aborted as "
+        "many, and the engine completed or aborted no more",
     ),
 )
 _BOTH = (

@@ -28,8 +28,8 @@ def sections(view: View) -> list[Section]:
     """The ledger and the transport, as far as the sweep recorded them."""
     text = (
         "Requests of all roles and cells, summed for each rank: sent by the client, forwarded "
-        "by the router, completed by the engine. They must agree in every cell. What never "
-        "happened has no column."
+        "by the router, completed by the engine. They must agree in every cell. What the client "
+        "cancelled is aborted. What never happened has no column."
     )
     rows, remarks = list(view.rows("ledger")), router_remarks(view.of("serving"))
     ledger = Section(

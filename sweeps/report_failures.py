@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from serving.load.records import is_cancelled
 from sweeps.results import Trial
 from sweeps.tablefmt import Block, Section, Verbatim, text_table
 from sweeps.view import View
@@ -97,10 +98,10 @@ def _shortened(text: str) -> str:
 
 
 def failed_requests(view: View) -> Counter[tuple[str, ...]]:
-    """Requests that did not complete, by (arm, cell, role, state, reason)."""
+    """Requests that failed or were aborted unasked, by (arm, cell, role, state, reason)."""
     counts: Counter[tuple[str, ...]] = Counter()
     for trial, row in view.rows("requests", ("role", "state", "reason")):
-        if row["state"] != "complete":
+        if row["state"] != "complete" and not is_cancelled(row["state"], row["reason"]):
             why = row["reason"] or "no reason recorded"
             counts[(*view.place(trial), row["role"], row["state"], why)] += 1
     return counts

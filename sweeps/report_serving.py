@@ -13,6 +13,7 @@ from sweeps.tablefmt import Block, Metric, Section, Table, Value, stacked
 from sweeps.view import ServingGrid, ServingKey, View
 
 _REQUESTS = Metric("requests", "ok/total")
+_CANCELLED = Metric("cancelled", "cancelled")
 LATENCY = (
     Metric("ttft_p50_ms", "TTFT p50 ms", lower_is_better=True),
     Metric("ttft_p95_ms", "TTFT p95 ms", lower_is_better=True),
@@ -42,7 +43,7 @@ def sections(view: View) -> list[Section]:
     blocks: list[Block] = [_sentence(grid), *_remarks(view)]
     for shape in dict.fromkeys(key.shape for key in grid):
         cells = [cell for cell in sorted_cells(grid) if cell[0].shape == shape]
-        blocks.append(_table(f"{shape} tokens", cells, arms, (_REQUESTS, *LATENCY)))
+        blocks.append(_table(f"{shape} tokens", cells, arms, _columns(cells)))
         blocks.append(_table(f"{shape} tokens, more", cells, arms, _MORE))
     return [Section("Serving", tuple(blocks)), *_ratios(view)]
 
@@ -52,9 +53,15 @@ def brief(view: View) -> list[Section]:
     if not view.serving:
         return []
     arms, cells = labels(view.of("serving")), sorted_cells(view.serving)
-    table = _table("", cells, arms, (_REQUESTS, *LATENCY), with_shape=True)
+    table = _table("", cells, arms, _columns(cells), with_shape=True)
     blocks: list[Block] = [_sentence(view.serving), *_remarks(view), table]
     return [Section("Serving", tuple(blocks)), *_ratios(view)]
+
+
+def _columns(cells: Cells) -> tuple[Metric, ...]:
+    """The first columns; cancelled requests are counted where there are any."""
+    any_cancelled = any(cancelled(o) for _, outcomes in cells for o in outcomes.values())
+    return (_REQUESTS, *([_CANCELLED] if any_cancelled else []), *LATENCY)
 
 
 def _remarks(view: View) -> list[str]:
@@ -118,6 +125,8 @@ def _value(outcome: Outcome[CellMetrics], metric: Metric) -> Value:
     ok, total = request_counts(outcome)
     if metric.key == "requests":
         return Value(f"{ok}/{total}")
+    if metric.key == "cancelled":
+        return Value(str(cancelled(outcome)))
     if metric.key == "prompt_tokens":
         return Value(_prompt_range(outcome))
     number = outcome.median(metric.key)
@@ -134,9 +143,14 @@ def request_counts(outcome: Outcome[CellMetrics]) -> tuple[int, int]:
     return sum(m.ok for m in runs), sum(m.total for m in runs)
 
 
+def cancelled(outcome: Outcome[CellMetrics]) -> int:
+    """Measured requests that the client cancelled as the load asks, summed over repeats."""
+    return sum(m.cancelled for m in outcome.metrics.values())
+
+
 def _whole(outcome: Outcome[CellMetrics]) -> bool:
     ok, total = request_counts(outcome)
-    return ok == total
+    return ok + cancelled(outcome) == total
 
 
 def _prompt_range(outcome: Outcome[CellMetrics]) -> str:

@@ -64,6 +64,8 @@ class Trial:
     prompts_digest: str | None
     restarted_for: str | None
     router: str | None
+    cancel_share: float | None
+    cancel_after_tokens: int | None
 
     @property
     def label(self) -> str:

@@ -70,7 +70,7 @@ def _headline(metrics: CellMetrics) -> dict[str, float]:
 
 def _problems(record: CellRecord, trial: ServingTrial, ledger: Sequence[LedgerRow]) -> list[str]:
     problems: list[str] = []
-    bad = [request for request in record.requests if request.state != "complete"]
+    bad = bad_requests(record)
     if bad:
         shown = "; ".join(sorted({request.reason for request in bad})[:_REASONS_SHOWN])
         problems.append(f"{len(bad)} of {len(record.requests)} requests not complete: {shown}")
@@ -81,6 +81,11 @@ def _problems(record: CellRecord, trial: ServingTrial, ledger: Sequence[LedgerRo
     if disagreeing:
         problems.append(f"the ledger disagrees: {disagreeing}")
     return problems
+
+
+def bad_requests(record: CellRecord) -> list[RequestRecord]:
+    """Requests that are neither complete nor cancelled as the load asks."""
+    return [r for r in record.requests if r.state != "complete" and not r.cancelled]
 
 
 def _request_row(request: RequestRecord) -> dict[str, Any]:

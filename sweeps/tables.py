@@ -15,6 +15,7 @@ ADDED_LATER = frozenset(
     | {"statistic", "loop", "timed_unix_ns", "timed_ns", "local_tp", "arrival", "rate_per_s"}
     | {"prompts", "prompts_digest"}
     | {"restarted_for", "router"}
+    | {"cancel_share", "cancel_after_tokens"}
 )
 """Columns that folders of this version may lack: they were written before there was such a thing,
 and read as null."""
@@ -82,6 +83,8 @@ TRIALS = _schema(
     ("prompts_digest", pa.string()),  # SHA-256 of the prompts' file; null without one
     ("restarted_for", pa.string()),  # why its group was started twice; null where once did
     ("router", pa.string()),  # policy of its router | vllm_router | none; null was not recorded
+    ("cancel_share", pa.float64()),  # of measured requests, by the client; null where none are
+    ("cancel_after_tokens", pa.int32()),
 )
 
 # One row per operation of an all-to-all trial.
@@ -120,7 +123,7 @@ REQUESTS = _schema(
     ("role", pa.string()),  # measured | warmup | calibration
     ("endpoint", pa.string()),  # as the router's response header names it; null without a router
     ("state", pa.string()),  # complete | failed | aborted
-    ("reason", pa.string()),  # why it is not complete
+    ("reason", pa.string()),  # why it is not complete; `cancelled by the client` is no failure
     ("http_status", pa.int32()),
     ("finish_reason", pa.string()),
     ("prompt_tokens", pa.int32()),

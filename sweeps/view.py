@@ -91,10 +91,15 @@ def serving_key(trial: Trial) -> ServingKey:
 
 
 def _shape(trial: Trial) -> str:
-    """The shape in words: what a prefix cache may help with never stands beside what it may not."""
-    shape = trial.shape or trial.cell
-    independent = trial.prompts in (None, "token_ids", "text")
-    return shape if independent else f"{shape} {trial.prompts}"
+    """The shape in words: what a prefix cache may help with never stands beside what it may not,
+    nor cells with cancelled requests beside others."""
+    words = [trial.shape or trial.cell]
+    if trial.prompts not in (None, "token_ids", "text"):
+        words.append(trial.prompts)
+    if trial.cancel_share:
+        share = f"{100 * trial.cancel_share:g} %"
+        words.append(f"with {share} cancelled after {trial.cancel_after_tokens}")
+    return " ".join(words)
 
 
 def a2a_key(trial: Trial) -> A2aKey:

@@ -42,6 +42,7 @@ def check_load(config: Config) -> Iterator[str]:
         yield "`load.min_requests` and `load.requests_per_slot` are at least 1"
     if load.sessions < 0:
         yield f"`load.sessions={load.sessions}`: at least 0"
+    yield from _cancel(load)
 
 
 def _source(load: Load, shape: str) -> Iterator[str]:
@@ -93,6 +94,28 @@ def _shared_prefix(load: Load) -> Iterator[str]:
             yield (
                 f"`load.shared_prefix_tokens={tokens}` fills the prompt of load.shapes={shape}: "
                 "below the prompt's length, so that each request has tokens of its own"
+            )
+
+
+def _cancel(load: Load) -> Iterator[str]:
+    share, tokens = load.cancel_share, load.cancel_after_tokens
+    if not 0 <= share <= 1:
+        yield f"`load.cancel_share={share}`: a share of the measured requests, 0 to 1"
+    if tokens < 1:
+        yield f"`load.cancel_after_tokens={tokens}`: at least 1"
+    if not share:
+        if tokens != Load.cancel_after_tokens:
+            yield (
+                f"`load.cancel_after_tokens={tokens}` with load.cancel_share=0, which cancels no "
+                "request: set load.cancel_share, or leave it out"
+            )
+        return
+    for shape in filter(_SHAPE.fullmatch, load.shapes):
+        completion = lengths_of(shape)[1]  # a file's lengths are looked at once it is read
+        if completion is not None and completion <= tokens:
+            yield (
+                f"`load.cancel_after_tokens={tokens}` with load.shapes={shape}: below the "
+                "completion's length, so that there is something left to cancel"
             )
 
 

@@ -166,6 +166,9 @@ class Load:
         request_timeout_s: Deadline of one request.
         sessions: Sessions that the requests of a cell belong to in turn (`x-session-id`), which
             the router policy `session` keeps at one rank each; 0 for none.
+        cancel_share: Share of the measured requests that the client cancels, 0 to 1: the same
+            ones in every arm. They are no failures and count in no figure.
+        cancel_after_tokens: Tokens after which it closes their connections.
     """
 
     api: Api = Api.completions
@@ -187,3 +190,5 @@ class Load:
     temperature: float = 0.0
     request_timeout_s: float = 600.0
     sessions: int = 0
+    cancel_share: float = 0.0
+    cancel_after_tokens: int = 8

@@ -23,6 +23,7 @@ from time import monotonic_ns
 import numpy as np
 import uvloop
 
+from serving.load.cancel import Enough
 from serving.load.connection import Connection, Exchange, connect, connect_reason
 from serving.load.decode import decode
 from serving.load.metrics import in_flight_max
@@ -41,7 +42,6 @@ def run_cell(
     request_timeout_s: float,
     *,
     extra_headers: Mapping[str, str] | None = None,
-    cancel_after: Mapping[str, float] | None = None,
     arrivals_ns: Sequence[int] | None = None,
     stop: threading.Event | None = None,
 ) -> CellRecord:
@@ -55,7 +55,6 @@ def run_cell(
         concurrency: Requests in flight.
         request_timeout_s: Deadline of one request, and before that of its connection.
         extra_headers: Further request headers.
-        cancel_after: Seconds after its sending that a request is aborted, by request id.
         arrivals_ns: Open loop: when each measured request is sent, from the first moment of the
             measured phase on; `concurrency` then bounds the warm-up alone.
         stop: Once set from any thread, requests in flight are aborted and the cell ends.
@@ -74,7 +73,7 @@ def run_cell(
     measured = sum(request.role == "measured" for request in requests)
     if arrivals_ns is not None and len(arrivals_ns) != measured:
         raise ValueError(f"run_cell: {len(arrivals_ns)} arrivals for {measured} measured requests")
-    exchanges = _prepare(targets, requests, extra_headers or {}, cancel_after or {})
+    exchanges = _prepare(targets, requests, extra_headers or {})
     loop = _Loop(concurrency, request_timeout_s, stop or threading.Event(), arrivals_ns)
     started_cpu_ns = time.thread_time_ns()
     with _no_gc_pauses(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -87,7 +86,6 @@ def _prepare(
     targets: list[Target],
     requests: Sequence[Request],
     extra_headers: Mapping[str, str],
-    cancel_after: Mapping[str, float],
 ) -> list[Exchange]:
     """Exchanges in the order of sending: what is not measured first."""
     ordered = sorted(requests, key=lambda request: request.role == "measured")
@@ -96,7 +94,7 @@ def _prepare(
             request,
             target,
             request_bytes(target, request, extra_headers),
-            cancel_after.get(request.request_id),
+            None if (tokens := request.cancel_after_tokens) is None else Enough(tokens),
         )
         for request, target in zip(ordered, itertools.cycle(targets), strict=False)
     ]

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import select
 import ssl
+from collections.abc import Callable
 from time import monotonic_ns
 from typing import cast
 
 from serving.load.http1 import HttpError, ResponseParser
-from serving.load.records import Request
+from serving.load.records import CANCELLED, Request
 from serving.load.target import Target
 
 
@@ -24,7 +25,7 @@ class Exchange:
         request: What was asked.
         target: Where it goes.
         wire: The bytes that go out.
-        cancel_after_s: Aborts it so long after it was sent; None never.
+        enough: Asked after each read: whether it is given up now; None never.
         intended_ns: When a place in the closed loop fell free for it.
         sent_ns: Just before the first byte was written; None before that.
         end_ns: When the response ended or failed.
@@ -37,8 +38,8 @@ class Exchange:
 
     __slots__ = (
         "aborted",
-        "cancel_after_s",
         "end_ns",
+        "enough",
         "intended_ns",
         "offsets",
         "reason",
@@ -51,12 +52,16 @@ class Exchange:
     )
 
     def __init__(
-        self, request: Request, target: Target, wire: bytes, cancel_after_s: float | None = None
+        self,
+        request: Request,
+        target: Target,
+        wire: bytes,
+        enough: Callable[[ResponseParser], bool] | None = None,
     ) -> None:
         self.request = request
         self.target = target
         self.wire = wire
-        self.cancel_after_s = cancel_after_s
+        self.enough = enough
         self.intended_ns = 0
         self.sent_ns: int | None = None
         self.end_ns = 0
@@ -79,7 +84,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._exchange: Exchange | None = None
         self._ended: asyncio.Future[None]
-        self._timers: list[asyncio.TimerHandle] = []
+        self._timer: asyncio.TimerHandle | None = None
         self.is_open = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -104,14 +109,10 @@ class Connection(asyncio.Protocol):
         """Writes the request; the future is done when the exchange has ended, either way."""
         self._exchange = exchange
         self._ended = self._loop.create_future()
-        self._timers = []
         if not self.is_open:
             self._finish(monotonic_ns(), "connection closed before the request was sent")
             return self._ended
-        self._timers = [self._loop.call_later(timeout_s, self._time_out, timeout_s)]
-        if exchange.cancel_after_s is not None:
-            reason = f"aborted by the client after {exchange.cancel_after_s:g} s"
-            self._timers.append(self._loop.call_later(exchange.cancel_after_s, self.abort, reason))
+        self._timer = self._loop.call_later(timeout_s, self._time_out, timeout_s)
         exchange.sent_ns = monotonic_ns()
         self._transport.write(exchange.wire)
         return self._ended
@@ -132,15 +133,18 @@ class Connection(asyncio.Protocol):
             self.close()  # bytes that nobody asked for
             return
         response = exchange.response
+        ended, malformed = False, ""
         try:
             ended = response.feed(data)
         except HttpError as error:
-            self._finish(stamp_ns, f"malformed response: {error}")
-            return
+            malformed = f"malformed response: {error}"
+        # Of a malformed read too: the body may have grown before its fault.
         exchange.stamps.append(stamp_ns)
         exchange.offsets.append(response.body_bytes)
-        if ended:
-            self._finish(stamp_ns)
+        if ended or malformed:
+            self._finish(stamp_ns, malformed)
+        elif exchange.enough is not None and exchange.enough(response):
+            self.abort(CANCELLED)
 
     def eof_received(self) -> None:
         self.is_open = False
@@ -162,8 +166,8 @@ class Connection(asyncio.Protocol):
         exchange, self._exchange = self._exchange, None
         if exchange is None:
             return
-        for timer in self._timers:
-            timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         exchange.end(stamp_ns, reason, aborted=aborted)
         response = exchange.response
         if reason or not response.keep_alive or response.excess:

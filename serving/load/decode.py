@@ -90,9 +90,9 @@ def decode(exchange: Exchange, target_name: str | None) -> RequestRecord:
     )
 
 
-def read_stream(events: Iterable[Event]) -> Stream:
-    """Reads events up to the end marker or the first error."""
-    stream = Stream()
+def read_stream(events: Iterable[Event], stream: Stream | None = None) -> Stream:
+    """Reads events up to the end marker or the first error; goes on with `stream` if given."""
+    stream = stream or Stream()
     for event in events:
         if event.data == b"[DONE]":
             stream.done = True

@@ -1,7 +1,7 @@
 """Figures of a serving cell, from its request records. Definitions: `docs/measuring.md`.
 
-Latency figures use complete measured requests only; the counts beside them say how many
-were not. Percentiles interpolate linearly.
+Latency figures and rates use complete measured requests only; the counts beside them say how
+many were not, and how many of those were cancelled on purpose. Percentiles interpolate linearly.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class CellMetrics:
     Attributes:
         ok: Complete measured requests.
         total: Measured requests with any outcome.
+        cancelled: Those that the client gave up as the load asks; no figure counts their tokens.
         ttft_p50_ms: t0 to the first chunk that carries a token; likewise p95 and p99.
         tpot_p50_ms: (last - first token) / (tokens - tokens in the first chunk), per request.
         chunk_gap_p99_ms: Gaps between token-carrying chunks, pooled over the cell. Published
@@ -44,6 +45,7 @@ class CellMetrics:
 
     ok: int
     total: int
+    cancelled: int
     ttft_p50_ms: float | None
     ttft_p95_ms: float | None
     ttft_p99_ms: float | None
@@ -79,6 +81,7 @@ def cell_metrics(records: Sequence[RequestRecord], wall_ns: int, concurrency: in
     return CellMetrics(
         ok=len(ok),
         total=len(measured),
+        cancelled=sum(record.cancelled for record in measured),
         ttft_p50_ms=_percentile(ttft, 50),
         ttft_p95_ms=_percentile(ttft, 95),
         ttft_p99_ms=_percentile(ttft, 99),

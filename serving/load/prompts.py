@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from serving.load.cancel import cancelled_places
 from serving.load.drafts import text_prompts, token_prompts, usable_ids
 from serving.load.file_drafts import (
     Draft,
@@ -49,8 +50,11 @@ class CallSpec:
         strict: Sends standard OpenAI fields only, for servers that refuse others. The length
             cannot be forced then.
         file: What `conversations` or a `trace` are taken from.
-        draw: Names their order; calls with the same name send the same ones.
+        draw: Names their order, and which requests are cancelled; calls with the same name do
+            the same.
         max_model_len: Longest prompt + completion of the model, in tokens; None where not known.
+        cancel_share: Share of the measured requests that the client cancels.
+        cancel_after_tokens: Tokens after which it does.
     """
 
     model: str
@@ -69,6 +73,8 @@ class CallSpec:
     file: PromptFile | None = None
     draw: str = ""
     max_model_len: int | None = None
+    cancel_share: float = 0.0
+    cancel_after_tokens: int = 0
 
     @property
     def sends_ids(self) -> bool:
@@ -97,11 +103,14 @@ def build_requests(
     Raises:
         ValueError: The API or the kind of prompts is unknown, a length is missing or below 1, the
             prefix fills the prompt, the vocabulary is too small to give each request its own
-            token, or nothing of the file fits the model.
+            token, nothing of the file fits the model, or too few requests are long enough to be
+            cancelled.
     """
     roles = ["calibration"] * calibration + ["warmup"] * warmups + ["measured"] * measured
     _check(spec)
     drafts = _drafts(spec, f"{seed}/{trial_id}", roles)
+    cancelled = _cancelled(spec, drafts[-measured:] if measured else [])
+    before = len(roles) - measured
     return [
         Request(
             request_id=f"{trial_id}-{index}",
@@ -111,9 +120,16 @@ def build_requests(
             ignore_eos=spec.ignore_eos and not spec.strict,
             session=f"{trial_id}-s{index % spec.sessions}" if spec.sessions else None,
             at_ms=draft.at_ms,
+            cancel_after_tokens=spec.cancel_after_tokens if index - before in cancelled else None,
         )
         for index, (role, draft) in enumerate(zip(roles, drafts, strict=True))
     ]
+
+
+def _cancelled(spec: CallSpec, measured: Sequence[Draft]) -> frozenset[int]:
+    lengths = [draft.completion_tokens for draft in measured]
+    key = f"{spec.draw}/cancelled"
+    return cancelled_places(lengths, spec.cancel_share, spec.cancel_after_tokens, key)
 
 
 def _check(spec: CallSpec) -> None:

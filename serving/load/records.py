@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 ROLES = ("measured", "warmup", "calibration")
+CANCELLED = "cancelled by the client"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class Request:
             completion of another length is then a failed request.
         session: Sent as `x-session-id` where there is one.
         at_ms: When it arrived in the trace that it is from; None without one.
+        cancel_after_tokens: The client gives it up once so many tokens have come; None never.
     """
 
     request_id: str
@@ -32,6 +34,7 @@ class Request:
     ignore_eos: bool = True
     session: str | None = None
     at_ms: float | None = None
+    cancel_after_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
@@ -48,7 +51,8 @@ class RequestRecord:
         endpoint: Who answered: the response header `x-ep-ray-endpoint`, or else the target's
             name where there are several targets, or else None.
         state: `complete`, `failed` or `aborted` (by this client).
-        reason: Why it is not complete, in words; empty when it is.
+        reason: Why it is not complete, in words; empty when it is. `CANCELLED` where it was
+            given up on purpose, which is no failure.
         http_status: None where no response head came.
         finish_reason: As the server gave it.
         prompt_tokens: As the server counted them.
@@ -79,6 +83,16 @@ class RequestRecord:
     end_ns: int
     chunk_ns: tuple[int, ...]
     chunk_tokens: tuple[int, ...]
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the client gave it up as the load asks."""
+        return is_cancelled(self.state, self.reason)
+
+
+def is_cancelled(state: str, reason: str) -> bool:
+    """Whether a record says that its request was given up as the load asks."""
+    return state == "aborted" and reason == CANCELLED
 
 
 @dataclass(frozen=True, slots=True)

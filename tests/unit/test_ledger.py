@@ -154,6 +154,31 @@ def test_failed_and_aborted_requests_are_counted_by_state():
     assert rows["rank0", "all"].agrees is True
 
 
+@pytest.mark.parametrize(
+    ("router", "engine", "agrees"),
+    [
+        (counts(4, 2, aborted=2), {"complete": 2, "aborted": 2}, True),
+        (counts(4, 2, aborted=2), {"complete": 2, "aborted": 0}, True),  # as vLLM counts
+        (counts(4, 2, aborted=2), {"complete": 3, "aborted": 1}, True),  # one ended before
+        (counts(4, 2, aborted=2), {"complete": 4, "aborted": 1}, False),  # one too many
+        (counts(4, 2, aborted=2), {"complete": 1, "aborted": 2}, False),  # one was lost
+        (counts(4, 3, aborted=1), {"complete": 3, "aborted": 1}, False),  # not passed on
+        (counts(4, 2, aborted=1, failed=1), {"complete": 2, "aborted": 1}, False),
+    ],
+)
+def test_what_the_client_aborts_may_end_at_the_engine_but_must_reach_it(router, engine, agrees):
+    records = [record(state=state) for state in ("complete", "aborted") * 2]
+    rows = reconcile(records, ["rank0"], {"rank0": {"measured": router}}, {"rank0": engine})
+    assert by_place(rows)["rank0", "all"].agrees is agrees
+    assert ("complete 2, aborted 2; router" in disagreement(rows)) is not agrees
+
+
+def test_a_request_past_its_deadline_is_an_abort_to_the_router():
+    router = {"rank0": {"measured": counts(1, 0, aborted=1)}}
+    rows = reconcile([record(state="failed")], ["rank0"], router, {"rank0": {"complete": 0}})
+    assert by_place(rows)["rank0", "all"].agrees is True
+
+
 def test_a_request_without_an_endpoint_is_nobodys_where_there_are_several():
     records = [record("rank0"), record(None, state="failed")]
     router = {"rank0": {"measured": counts(1)}, "rank1": {"measured": counts(0)}}

@@ -72,6 +72,19 @@ def test_known_times_give_known_figures():
     assert (metrics.prompt_tokens_min, metrics.prompt_tokens_max) == (10, 12)
 
 
+def test_cancelled_requests_are_counted_and_are_in_no_figure():
+    """Two tokens of two are in the rates; the cancelled one's five and its TTFT are not."""
+    whole = [record(0, [10, 20]), record(20, [40, 50])]
+    given_up = record(20, [21, 22], [2, 3], state="aborted", reason="cancelled by the client")
+    stopped = record(20, [21], state="aborted", reason="stopped by the client")
+    metrics = cell_metrics([*whole, given_up, stopped], wall_ns=50 * MS, concurrency=1)
+    assert (metrics.ok, metrics.total, metrics.cancelled) == (2, 4, 1)
+    assert (metrics.ttft_p50_ms, metrics.tpot_p50_ms, metrics.itl_p50_ms) == (15, 10, 10)
+    assert metrics.e2e_p50_ms == 25
+    assert metrics.output_tokens_per_s == pytest.approx(4 / 0.050)
+    assert metrics.requests_per_s == pytest.approx(2 / 0.050)
+
+
 def test_steady_rate_counts_between_the_cth_completion_and_the_last_request_sent():
     records = [
         record(0, [5, 10]),
@@ -87,7 +100,7 @@ def test_steady_rate_counts_between_the_cth_completion_and_the_last_request_sent
 def test_nothing_defined_gives_none_and_not_zero():
     metrics = cell_metrics([record(0, [5], state="failed")], wall_ns=0, concurrency=1)
     values = dataclasses.asdict(metrics)
-    assert (values.pop("ok"), values.pop("total")) == (0, 1)
+    assert (values.pop("ok"), values.pop("total"), values.pop("cancelled")) == (0, 1, 0)
     assert set(values.values()) == {None}
     one = cell_metrics([record(0, [5], [4])], wall_ns=5 * MS, concurrency=1)
     assert (one.tpot_p50_ms, one.itl_p50_ms, one.steady_tokens_per_s) == (None, None, None)

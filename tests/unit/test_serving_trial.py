@@ -119,6 +119,22 @@ def test_a_request_that_is_not_complete_fails_the_cell_with_its_reason():
     assert "reason 3" not in found.error, "three reasons are enough"
 
 
+def test_cancelled_requests_leave_a_cell_ok():
+    given_up = [request(i, state="aborted", reason="cancelled by the client") for i in (4, 5)]
+    requests = [*[request(i) for i in range(4)], *given_up]
+    more = {f"rank{r}": {"measured": {"forwarded": 8, "complete": 7, "aborted": 1}} for r in (0, 1)}
+    found = outcome(cell(requests), BEFORE, Counts(more, engines(7, aborted=1)))
+    assert (found.status, found.error) == ("ok", None)
+    totals = [r for r in found.rows["ledger"] if r["role"] == "all"]
+    assert [(r["client_aborted"], r["router_aborted"], r["engine_aborted"]) for r in totals] == [
+        (1, 1, 1), (1, 1, 1),
+    ]  # fmt: skip
+    stopped = [request(9, state="aborted", reason="stopped by the client")]
+    found = outcome(cell([*requests, *stopped]), BEFORE, Counts(None, None))
+    assert found.error is not None
+    assert found.error.startswith("1 of 7 requests not complete: stopped by the client")
+
+
 def test_fewer_in_flight_than_asked_fails_the_cell():
     found = outcome(cell([request(i) for i in range(4)], in_flight=3), BEFORE, AFTER)
     assert (found.status, found.error) == ("failed", "3 requests in flight at most, asked 4")

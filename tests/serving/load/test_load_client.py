@@ -10,6 +10,7 @@ import subprocess
 import threading
 from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 import uvloop
@@ -104,6 +105,7 @@ BAD_STREAMS = {
     "expected 4 tokens, got 2": chunked(*tokens(2), event("[DONE]")),
     "malformed event: {oops": chunked(event("{oops"), event("[DONE]")),
     "malformed response: malformed chunk size": b"zz\r\nwhat\r\n",
+    "malformed response: malformed chunk size b'\\r\\nyy": chunk(tokens(1)[0]) + b"yy\r\n",
 }
 
 
@@ -266,21 +268,54 @@ async def _stall(server, call, reader, writer):
     writer.close()
 
 
-def test_an_abort_closes_the_connection_at_once_and_leaves_others_alone(fake_server):
-    async def behave(server, call, reader, writer):
-        return await (_stall(server, call, reader, writer) if call.request_id == "t-1" else good())
+def cancelling(server: FakeServer, after_tokens: int) -> CellRecord:
+    """Runs a cell at c = 2 whose request `t-1` is cancelled."""
+    asked = [
+        replace(r, cancel_after_tokens=after_tokens if r.request_id == "t-1" else None)
+        for r in requests(4)
+    ]
+    return run_cell(Target.parse(server.url, "completions"), asked, 2, DEADLINE_S)
 
-    async def good():
-        return GOOD
+
+@pytest.mark.parametrize("pieces", [1, 7, 1000])  # in how many reads the tokens come
+def test_a_cancelled_request_closes_its_connection_and_leaves_others_alone(fake_server, pieces):
+    begun = STREAM_HEAD + b"\r\n" + b"".join(chunk(t) for t in tokens(COUNT)[:2])
+
+    async def behave(server, call, reader, writer):
+        if call.request_id != "t-1":
+            return GOOD
+        size = -(-len(begun) // pieces)
+        for at in range(0, len(begun), size):
+            writer.write(begun[at : at + size])
+            await asyncio.sleep(0.001 if pieces < 100 else 0)
+        with suppress(ConnectionError):  # closing with bytes unread sends a reset
+            await reader.read()
+        call.client_left.set()
+        writer.close()
+        return None
 
     server = fake_server(behave)
-    cell = run(server, measured=4, concurrency=2, cancel_after={"t-1": 0.5})
+    cell = cancelling(server, after_tokens=2)
     states = {record.request_id: record.state for record in cell.requests}
     assert states == {"t-0": "complete", "t-1": "aborted", "t-2": "complete", "t-3": "complete"}
-    (aborted,) = (record for record in cell.requests if record.state == "aborted")
-    assert aborted.reason == "aborted by the client after 0.5 s"
+    (record,) = (record for record in cell.requests if record.cancelled)
+    assert (record.request_id, record.reason) == ("t-1", "cancelled by the client")
+    assert record.chunk_tokens == (1, 1)
+    assert record.end_ns >= record.chunk_ns[-1]
     (call,) = (call for call in server.calls if call.request_id == "t-1")
     assert call.client_left.wait(DEADLINE_S)
+    assert not cell.stopped
+
+
+def test_a_request_that_ends_before_it_is_cancelled_is_complete(fake_server):
+    cell = cancelling(fake_server(answer(GOOD)), after_tokens=COUNT - 1)
+    assert Counter(record.state for record in cell.requests) == {"complete": 4}
+
+
+def test_an_error_before_the_cancellation_is_a_failure(fake_server):
+    busy = b"HTTP/1.1 503 Busy\r\ncontent-length: 4\r\n\r\nbusy"
+    cell = cancelling(fake_server(answer(busy)), after_tokens=1)
+    assert {record.reason for record in cell.requests} == {"HTTP 503: busy"}
 
 
 def test_a_request_past_its_deadline_is_failed_and_closed(fake_server):

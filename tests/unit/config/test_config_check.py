@@ -137,6 +137,26 @@ SERVING = [
     ),
     ({"load__sessions": -1}, "`load.sessions=-1`: at least 0"),
     (
+        {"load__cancel_share": 1.5},
+        "`load.cancel_share=1.5`: a share of the measured requests, 0 to 1",
+    ),
+    (
+        {"load__cancel_share": float("nan")},
+        "`load.cancel_share=nan`: a share of the measured requests, 0 to 1",
+    ),
+    (
+        {"load__cancel_share": 0.5, "load__cancel_after_tokens": 0},
+        "`load.cancel_after_tokens=0`: at least 1",
+    ),
+    (
+        {"load__cancel_share": 0.5},  # after 8 tokens, and one shape asks for 8
+        "`load.cancel_after_tokens=8` with load.shapes=128/8: below the completion's length",
+    ),
+    (
+        {"load__cancel_after_tokens": 4},
+        "`load.cancel_after_tokens=4` with load.cancel_share=0, which cancels no request: set",
+    ),
+    (
         {"load__shared_prefix_tokens": 8},
         "`load.shared_prefix_tokens=8` with load.prompts=token_ids: only load.prompts=",
     ),
@@ -255,6 +275,7 @@ def test_only_what_is_measured_is_checked():
 
 def test_what_lies_on_the_border_is_allowed():
     check(config_of("quickstart", load__shapes=["8000/192"]))
+    check(config_of("quickstart", load__cancel_share=1.0, load__cancel_after_tokens=7))
     check(config_of("quickstart", workload__topk=16))
     routing = [s.RoutingKind.one_hot]
     check(config_of("quickstart", workload__routing=routing, workload__ep=[4]))

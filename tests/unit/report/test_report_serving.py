@@ -178,6 +178,31 @@ def test_an_arm_whose_transport_is_contradicted_is_not_compared(
     assert "asked for transport ib, but tcp was seen" in str(sections["Flags"].blocks)
 
 
+def test_cancelled_requests_have_a_column_and_are_no_failures(results: Any, tmp_path: Path) -> None:
+    cell: dict[str, Any] = {"shape": "32/16", "concurrency": 1, "requests": 2}
+    cancelled = {"state": "aborted", "reason": "cancelled by the client"}
+    for arm, ttft in (("wide_tp", 10), ("external_dp", 30)):
+        results.trial(arm, arm=arm, cancel_share=0.5, cancel_after_tokens=8, **cell)
+        kept = results.request(0, [ttft, 40], [1, 1])
+        given_up = results.request(0, [1, 2], [4, 4], **cancelled)
+        results.serving(arm, [kept, given_up], wall_ns=SECOND)
+    results.trial("without", **cell)
+    results.serving("without", [results.request(0, [20, 50], [1, 1])], wall_ns=SECOND)
+    swept = view(load(results.write(tmp_path)))
+    sections = {s.title: s for s in build(swept)}
+    tables = tables_of(sections["Serving"])
+    one = row_of(tables["32/16 with 50 % cancelled after 8 tokens"], "c1", "wide_tp")
+    assert (one["ok/total"], one["cancelled"]) == (("1/2", False), ("1", False))
+    assert (one["TTFT p50 ms"], one["tok/s"]) == (("10.000", True), ("2.000", False))
+    without = row_of(tables["32/16 tokens"], "c1", "wide_tp")
+    assert without["TTFT p50 ms"] == ("20.000", False)
+    assert "cancelled" not in without
+    assert "Failed requests" not in sections
+    assert "no request failed, no flags" in str(sections[""].blocks)
+    (table,) = tables_of({s.title: s for s in brief(swept)}["Serving"]).values()
+    assert table.columns[:4] == ("cell", "arm", "ok/total", "cancelled")
+
+
 def test_repeats_give_medians_and_an_interval(results: Any, tmp_path: Path) -> None:
     for repeat, (ours, theirs) in enumerate([(100, 200), (110, 200), (300, 400)]):
         for arm, ttft in (("wide_tp", ours), ("external_dp_tcp", theirs)):
