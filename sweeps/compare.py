@@ -11,6 +11,7 @@ from sweeps.results import Trial
 # Published fabrics by the transport that a trial asks for.
 _FABRICS = {"efa": "efa", "ib": "cx7"}
 _EXTERNAL_DP = {"tcp": TCP, "ib": RDMA}
+_TEXT = " text"  # what a shape of text prompts ends with
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,20 @@ def overlap(here: Iterable[tuple[str, int]], published: Iterable[tuple[str, int]
         tuple(key for key in ours if key not in theirs),
         tuple(key for key in theirs if key not in ours),
     )
+
+
+def published_shapes(shapes: Iterable[str]) -> dict[str, str]:
+    """The published shape that each shape of a sweep stands for, or its own name where none.
+
+    The published prompts were text, and random token ids of the same length stand for it too;
+    where a sweep has both, the text does.
+    """
+    own = list(dict.fromkeys(shapes))
+    bare = {shape: shape.removesuffix(_TEXT) for shape in own}
+    return {
+        shape: f"{shape} token_ids" if f"{shape}{_TEXT}" in own else name
+        for shape, name in bare.items()
+    }
 
 
 def published_cells(rows: Sequence[ServingRow], arm: str) -> dict[tuple[str, int], ServingRow]:

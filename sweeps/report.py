@@ -15,6 +15,7 @@ from sweeps import (
     report_published,
     report_serving,
     report_standing,
+    report_verdicts,
 )
 from sweeps.read import load
 from sweeps.report_compare import COMPARISONS
@@ -65,6 +66,7 @@ def build(swept: View, published: str | None = None) -> list[Section]:
         Section("", (_summary(swept), report_conditions.sentence(swept))),
         *report_a2a.sections(swept),
         *report_serving.sections(swept),
+        *report_verdicts.sections(swept),
         *_beside(swept, published),
         *report_failures.unavailable(swept),
         *report_failures.sections(swept),

@@ -11,6 +11,7 @@ from sweeps.compare import (
     match_arm,
     overlap,
     published_cells,
+    published_shapes,
     same_all_to_all,
     unmatched_arms,
     words,
@@ -54,8 +55,9 @@ def _arm_blocks(match: ArmMatch, grid: ServingGrid, found: list[Trial]) -> list[
     if match.published is None:
         return [f"{match.label}: not compared, {match.why_not}."]
     theirs = published_cells(data.external_dp(), match.published)
+    shapes = published_shapes(key.shape for key, o in grid.items() if match.label in o)
     cells = [
-        ((key.shape, key.concurrency), o[match.label])
+        ((shapes[key.shape], key.concurrency), o[match.label])
         for key, o in sorted_cells(grid)
         if match.label in o and key.rate_per_s is None  # no published cell was an open loop
     ]

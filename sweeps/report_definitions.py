@@ -113,6 +113,11 @@ _BOTH = (
         "median of the ratios of paired repeats with a bootstrap 95 % interval; one run is shown "
         "as one run",
     ),
+    (
+        "verdict",
+        "from 6 paired repeats on: that interval excludes 1, and the sign-flip test over the pairs "
+        "has p at most 0.05 (serving only)",
+    ),
 )
 _MEASURES = (("a2a", "All-to-all", _ALL_TO_ALL), ("serving", "Serving", _SERVING))
 

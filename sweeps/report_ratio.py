@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from sweeps.results import M, Outcome
-from sweeps.stats import Ratio, coverage_limit, paired_ratio
+from sweeps.stats import REPEATS_NEEDED, Ratio, coverage_limit, paired_ratio
 from sweeps.tablefmt import Cell, Metric, Section, Table
 
 
@@ -41,7 +41,7 @@ def _against(
             continue
         if any(t.shared_gpu for arm in (first, other) for t in outcomes[arm].trials):
             continue  # ranks on one GPU prove function, not speed
-        ratios = [_ratio(outcomes[first], outcomes[other], metric) for metric in metrics]
+        ratios = [outcome_ratio(outcomes[first], outcomes[other], metric) for metric in metrics]
         found += [r for r in ratios if r is not None]
         fair = whole(outcomes[first]) and whole(outcomes[other])
         cells = [_cell(r, m, fair) for r, m in zip(ratios, metrics, strict=True)]
@@ -57,7 +57,8 @@ def _against(
     return table, found
 
 
-def _ratio(a: Outcome[M], b: Outcome[M], metric: Metric) -> Ratio | None:
+def outcome_ratio(a: Outcome[M], b: Outcome[M], metric: Metric) -> Ratio | None:
+    """Ratio a / b of a metric over the repeats that both have; None where there is none."""
     return paired_ratio(a.series(metric.key), b.series(metric.key))
 
 
@@ -89,6 +90,7 @@ def _explain(first: str, repeats: set[int]) -> str:
     if coverage_limit(fewest) < 0.95:
         text += (
             f" With {fewest} repeats such an interval covers at most "
-            f"{100 * coverage_limit(fewest):.0f} %, whatever its name says: 6 are needed for 95 %."
+            f"{100 * coverage_limit(fewest):.0f} %, whatever its name says: {REPEATS_NEEDED} are "
+            "needed for 95 %."
         )
     return text

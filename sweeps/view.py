@@ -91,10 +91,11 @@ def serving_key(trial: Trial) -> ServingKey:
 
 
 def _shape(trial: Trial) -> str:
-    """The shape in words: what a prefix cache may help with never stands beside what it may not,
-    nor cells with cancelled requests beside others."""
+    """The shape in words: one kind of prompts never stands beside another (a text's tokens are not
+    exact, and a prefix cache may help with some), nor cells with cancelled requests beside others.
+    """
     words = [trial.shape or trial.cell]
-    if trial.prompts not in (None, "token_ids", "text"):
+    if trial.prompts not in (None, "token_ids"):
         words.append(trial.prompts)
     if trial.cancel_share:
         share = f"{100 * trial.cancel_share:g} %"

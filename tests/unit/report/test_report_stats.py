@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweeps.stats import coverage_limit, median, paired_ratio
+from sweeps.stats import REPEATS_NEEDED, coverage_limit, flip_p, median, paired_ratio
 
 
 def test_a_median_is_of_the_middle_two_and_of_nothing_undefined() -> None:
@@ -58,3 +58,18 @@ def test_few_repeats_cannot_cover_95_percent() -> None:
     assert coverage_limit(2) == 0.5
     assert coverage_limit(5) == 0.9375
     assert coverage_limit(6) > 0.95
+    assert REPEATS_NEEDED == 6
+
+
+def test_the_sign_flip_test_counts_the_ways_to_swap_pairs() -> None:
+    assert flip_p([2.0] * 5) == 2 / 32
+    assert flip_p([2.0] * 6) == flip_p([0.5] * 6) == 2 / 64
+    assert flip_p([1.0] * 6) == flip_p([2.0, 0.5]) == 1.0
+    # 4 x 4 x 4 / 2: only no swap, that of the 2, and the mirror images of both are as uneven.
+    assert flip_p([4.0, 4.0, 4.0, 0.5]) == 4 / 16
+    assert flip_p([2.0, 0.0]) == 1.0
+
+
+def test_the_sign_flip_test_samples_the_ways_of_many_pairs() -> None:
+    assert flip_p([2.0] * 40) == 1 / 10_001
+    assert flip_p([2.0, 0.5] * 20) == 1.0
