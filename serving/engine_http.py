@@ -13,6 +13,8 @@ from typing import Any
 
 _SAMPLE = re.compile(r"^(?P<name>[a-zA-Z0-9_:]+)(?:\{(?P<labels>.*)\})? (?P<value>\S+)$", re.M)
 _REASON = re.compile(r'finished_reason="([^"]*)"')
+_ENGINE = re.compile(r'(?:^|,)engine="(\d+)"')
+RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never through a proxy
 _COMPLETE = ("stop", "length", "repetition")
 STABLE_READINGS = 3
@@ -51,8 +53,7 @@ class Counters:
 def parse_counters(text: str) -> Counters:
     """Reads the Prometheus text of `/metrics`."""
     finished: dict[str, int] = {}
-    sums = {"vllm:e2e_request_latency_seconds_count": 0.0, "vllm:num_requests_running": 0.0,
-            "vllm:num_requests_waiting": 0.0}  # fmt: skip
+    sums = {"vllm:e2e_request_latency_seconds_count": 0.0, RUNNING: 0.0, WAITING: 0.0}
     for sample in _SAMPLE.finditer(text):
         name, value = sample["name"], sample["value"]
         if name == "vllm:request_success_total":
@@ -63,6 +64,25 @@ def parse_counters(text: str) -> Counters:
             sums[name] += float(value)
     e2e, running, waiting = (int(value) for value in sums.values())
     return Counters(finished, e2e, running, waiting)
+
+
+def parse_running(text: str) -> dict[int | None, tuple[int, int]]:
+    """Requests running and waiting of each engine behind `/metrics`.
+
+    Several data-parallel engines may stand behind one server.
+
+    Returns:
+        (running, waiting) by the label `engine`, which is None where there is none; nothing for
+        an engine without the gauge of running requests.
+    """
+    gauges: dict[str, dict[int | None, int]] = {RUNNING: {}, WAITING: {}}
+    for sample in _SAMPLE.finditer(text):
+        if (of_engine := gauges.get(sample["name"])) is not None:
+            found = _ENGINE.search(sample["labels"] or "")
+            engine = int(found[1]) if found else None
+            of_engine[engine] = of_engine.get(engine, 0) + int(float(sample["value"]))
+    waiting = gauges[WAITING]
+    return {engine: (count, waiting.get(engine, 0)) for engine, count in gauges[RUNNING].items()}
 
 
 def get(url: str, timeout_s: float) -> str:

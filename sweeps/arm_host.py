@@ -78,6 +78,10 @@ class ArmHost:
         """Names of the ranks, in rank order."""
         return [endpoint.name for endpoint in self._up.endpoints]
 
+    def rank_urls(self) -> list[tuple[str, str]]:
+        """Name and base URL of each rank, in rank order."""
+        return [(endpoint.name, endpoint.url) for endpoint in self._up.endpoints]
+
     @property
     def _up(self) -> EngineGroup:
         assert self._group is not None, "the arm is not up"
@@ -141,7 +145,7 @@ class ArmHost:
         self._fronts += 1
         arm = self._arm
         name = arm.name + (f":{self._fronts}" if self._fronts > 1 else "")
-        endpoints = [(endpoint.name, endpoint.url) for endpoint in self._up.endpoints]
+        endpoints = self.rank_urls()
         parallelism = {"kind": arm.kind.name, "tp": arm.tp, "dp": arm.dp, "ep": arm.enable_ep}
         self._front = Front(self._config, name, self._policies, endpoints, parallelism, self._logs)
 

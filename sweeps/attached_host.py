@@ -86,6 +86,10 @@ class AttachedHost:
         """The ranks' URLs where they are given, else the server's."""
         return list(self._arm.rank_urls) or [self._arm.url or ""]
 
+    def rank_urls(self) -> list[tuple[str, str]]:
+        """The ranks whose URLs are given; what stands behind one for all of them is not known."""
+        return [(url, url.rstrip("/")) for url in self._arm.rank_urls]
+
     def call(self, trial: ServingTrial) -> CallSpec:
         """Token-id prompts where the vocabulary is known and ids are taken, else text."""
         server = self._server

@@ -14,7 +14,9 @@ from ep_ray.transport import PEER
 from ep_ray.watchdog import TrialError
 from serving.load.prompts import build_requests
 from serving.load.records import CellRecord
+from serving.running import RunningSampler
 from sweeps.host import Host
+from sweeps.lockstep import lockstep_tables
 from sweeps.outcome import Outcome
 from sweeps.prove import prove
 from sweeps.serving_trial import bad_requests, ledger_of_cell, outcome_of_cell
@@ -126,11 +128,13 @@ class Block:
         standing = [] if self._standing_known else _at("before", host.standing(trial))
         self._standing_known = True
         before = host.counts(trial)
-        with self._observer.watch():
+        # Every arm is asked, also one with a single rank: what the asking costs is equal then.
+        with self._observer.watch(), RunningSampler(host.rank_urls()) as sampler:
             record = host.send(trial, requests)
         self._calibrated.add(trial.arm)
         ledger = ledger_of_cell(record, host.endpoints(), before, host.counts(trial))
         outcome = outcome_of_cell(record, trial, ledger)
+        outcome.rows |= lockstep_tables(sampler.readings, record, host.endpoints())
         outcome.rows["status"] = standing + _at("after", host.standing(trial))
         outcome.facts |= self._ran | {"prompts": call.sent}
         outcome.facts["prompts_digest"] = call.file.digest if call.file else None

@@ -30,6 +30,9 @@ class Host(Protocol):
     def endpoints(self) -> list[str]:
         """Names of the ranks, in rank order, as the ledger calls them."""
 
+    def rank_urls(self) -> list[tuple[str, str]]:
+        """Name and base URL of each rank that says at `/metrics` how many requests it runs."""
+
     def call(self, trial: ServingTrial) -> CallSpec:
         """What every request of a cell asks for."""
 

@@ -210,6 +210,30 @@ RELEASED = _schema(
     ("left_behind", pa.string()),  # processes and ports of the arm, in words; empty for none
 )
 
+# One row per engine and reading while a serving cell ran, warm-up included.
+RUNNING = _schema(
+    ("endpoint", pa.string()),
+    ("engine", pa.int32()),  # vLLM's index; null where the server does not say it
+    # When all ranks were asked; CLOCK_MONOTONIC of the client's host, as in `requests`
+    ("monotonic_ns", pa.int64()),
+    ("running", pa.int32()),  # in the engine's batch
+    ("waiting", pa.int32()),  # in its queue
+)
+
+# One row per engine of a serving cell, over the readings between the first measured request sent
+# and the last one ended.
+LOCKSTEP = _schema(
+    ("endpoint", pa.string()),
+    ("engine", pa.int32()),
+    ("readings", pa.int32()),
+    ("at_work", pa.int32()),  # of them, those in which any rank ran or held a request
+    ("idle", pa.int32()),  # of those, the ones in which this rank ran none
+    ("running_mean", pa.float64()),  # null without readings, as the next ones
+    ("running_max", pa.int32()),
+    ("waiting_mean", pa.float64()),
+    ("skew", pa.float64()),  # of the cell: largest batch over mean batch of the ranks
+)
+
 TABLES: dict[str, pa.Schema] = {
     "trials": TRIALS,
     "operations": OPERATIONS,
@@ -221,4 +245,6 @@ TABLES: dict[str, pa.Schema] = {
     "telemetry": TELEMETRY,
     "status": STATUS,
     "released": RELEASED,
+    "running": RUNNING,
+    "lockstep": LOCKSTEP,
 }

@@ -27,7 +27,7 @@ from serving.load.cancel import Enough
 from serving.load.connection import Connection, Exchange, connect, connect_reason
 from serving.load.decode import decode
 from serving.load.metrics import in_flight_max
-from serving.load.records import CellRecord, Request
+from serving.load.records import CellRecord, Request, clock_offset_ns
 from serving.load.target import Target, request_bytes
 
 HEARTBEAT_NS = 5_000_000
@@ -263,6 +263,7 @@ def _cell_record(loop: _Loop, exchanges: list[Exchange], cpu_ns: int) -> CellRec
         client_lag_p99_ns=max(int(np.percentile(ns, 99)) if ns else 0 for ns in lags),
         client_cpu_ns=cpu_ns,
         replaced_connections=loop.replaced,
+        clock_offset_ns=clock_offset_ns(),
         stopped=any(not e.end_ns or e.reason == _STOPPED for e in exchanges),
         requests=records,
     )

@@ -5,6 +5,7 @@ All times are CLOCK_MONOTONIC nanoseconds of the client's host.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 ROLES = ("measured", "warmup", "calibration")
@@ -108,6 +109,8 @@ class CellRecord:
         client_cpu_ns: CPU time that the client's thread used while the cell ran.
         replaced_connections: Kept-alive connections that the server had closed while idle and
             that were replaced before anything was sent on them.
+        clock_offset_ns: `clock_offset_ns()` of the client's host, by which stamps of another host
+            become comparable.
         stopped: Whether the cell was cut short by its stop event. Requests that had not been
             taken up by then have no record.
         requests: In the order in which they were taken up, all roles.
@@ -119,5 +122,11 @@ class CellRecord:
     client_lag_p99_ns: int
     client_cpu_ns: int
     replaced_connections: int
+    clock_offset_ns: int
     stopped: bool
     requests: list[RequestRecord]
+
+
+def clock_offset_ns() -> int:
+    """CLOCK_REALTIME less CLOCK_MONOTONIC of this host."""
+    return time.time_ns() - time.monotonic_ns()

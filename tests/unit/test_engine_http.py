@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from serving.engine_http import Counters, parse_counters, stable_counters
+from serving.engine_http import Counters, parse_counters, parse_running, stable_counters
 
 METRICS = """\
 # HELP vllm:request_success_total Count of successfully processed requests.
@@ -27,6 +27,17 @@ def test_counters_are_split_by_reason() -> None:
     assert found.finished == {"stop": 2, "length": 6, "abort": 3, "error": 1}
     assert (found.complete, found.aborted, found.failed) == (8, 3, 1)
     assert (found.e2e_count, found.running, found.waiting) == (8, 4, 6)
+
+
+def test_engines_behind_one_server_are_read_apart() -> None:
+    more = """\
+vllm:num_requests_running{engine="12",model_name="a} 9\\"b",other_engine="7"} 3.0
+vllm:num_requests_waiting{model_name="tiny",engine="12"} 2.0
+vllm:num_requests_running{engine="3",model_name="tiny"} 1.0
+"""
+    assert parse_running(METRICS + more) == {0: (4, 6), 12: (3, 2), 3: (1, 0)}
+    assert parse_running("vllm:num_requests_running 2\n") == {None: (2, 0)}
+    assert parse_running('vllm:num_requests_waiting{engine="0"} 2.0\n') == {}
 
 
 def test_reading_waits_until_idle_and_unchanged() -> None:

@@ -66,6 +66,7 @@ def cell(requests: list[RequestRecord], in_flight: int = 4) -> CellRecord:
         client_lag_p99_ns=2 * MS,
         client_cpu_ns=1,
         replaced_connections=0,
+        clock_offset_ns=0,
         stopped=False,
         requests=requests,
     )
