@@ -65,7 +65,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._json(200, {"data": [{"id": name} for name in self.habits.models]})
         elif self.path == "/version" and self.habits.version:
             self._json(200, {"version": self.habits.version})
-        elif found := re.fullmatch(r"/rank(\d+)/metrics", self.path):
+        elif found := re.fullmatch(r"/rank(\d+)/metrics(?:\?.*)?", self.path):
             self._reply(200, self._metrics(int(found[1])))
         else:
             self._json(404, {"error": f"no {self.path}"})

@@ -147,7 +147,8 @@ def test_it_ends_at_once_and_leaves_no_thread():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with RunningSampler([("silent", url)]):
-            silent.accept()[0].close()
+            asked = silent.accept()[0]
+        asked.close()
         assert "running requests" not in {thread.name for thread in threading.enumerate()}
     with RunningSampler([]) as sampler:
         pass

@@ -94,6 +94,24 @@ def test_the_status_of_every_rank_is_kept(tables):
     assert all(row["probe_ns"] > 0 for row in direct)
 
 
+def test_what_every_rank_ran_is_kept(sweep, tables):
+    rows = of_arm(tables, "running", "round_robin")
+    # In External DP an API server knows its own rank only, by its number in the group.
+    names = {(row["endpoint"].rpartition(":")[2], row["engine"]) for row in rows}
+    assert names == {("rank0", 0), ("rank1", 1)}
+    assert all(0 <= row["running"] + row["waiting"] <= 4 for row in rows)
+    found = of_arm(tables, "lockstep", "round_robin")
+    assert [(row["endpoint"].rpartition(":")[2], row["engine"]) for row in found] == [
+        ("rank0", 0), ("rank1", 1),
+    ]  # fmt: skip
+    for row in found:
+        assert row["readings"] >= row["at_work"] >= row["idle"]
+        assert row["at_work"] > 0
+        assert 0 < row["running_mean"] <= row["running_max"] <= 4
+        assert 1 <= row["skew"] <= 2
+    assert "Lockstep" in (sweep.results / "report.md").read_text()
+
+
 def test_what_the_machine_holds_afterwards_is_kept(sweep, tables):
     (row,) = tables["released"]
     assert row["trial_id"] == tables["trials"][-1]["trial_id"]

@@ -41,7 +41,7 @@ def test_a_line_for_each_cell_of_an_arm_with_several_ranks(results: Any, tmp_pat
         "running per rank": "2.00 / 1.26", "most": "5", "waiting per rank": "0.00 / 0.00",
         "idle per rank": "0% / 25%", "skew": "1.25",
     }  # fmt: skip
-    assert "| 2.00 / 1.26 |" in markdown(of_results(tmp_path).full)
+    assert "| 2.00 / 1.26 |" in markdown("", of_results(tmp_path).full)
 
 
 def test_a_rank_that_never_answered_is_seen(results: Any, tmp_path: Path) -> None:
