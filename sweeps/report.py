@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sweeps import (
     report_a2a,
+    report_benefits,
     report_conditions,
     report_definitions,
     report_evidence,
@@ -68,6 +69,7 @@ def build(swept: View, published: str | None = None) -> list[Section]:
         *report_a2a.sections(swept),
         *report_serving.sections(swept),
         *report_verdicts.sections(swept),
+        *report_benefits.sections(swept),
         *_beside(swept, published),
         *report_failures.unavailable(swept),
         *report_failures.sections(swept),
@@ -88,6 +90,7 @@ def brief(swept: View, published: str | None = None) -> list[Section]:
         Section("", (f"{_summary(swept)}\n{report_conditions.sentence(swept)}",)),
         *report_a2a.brief(swept),
         *report_serving.brief(swept),
+        *report_benefits.sections(swept),
         *_beside(swept, published),
         *report_evidence.brief(swept),
         *report_standing.brief(swept),
