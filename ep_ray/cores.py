@@ -41,12 +41,14 @@ def seats(count: int, cores: Sequence[int] | None = None) -> list[int]:
     return [order[min(place, len(order) - 1)] for place in range(count)]
 
 
-def keep_to(_actor: object, core: int | None) -> int:
-    """Keeps every thread of this process on `core` where one is given. Returns the process id.
+def keep_to(_actor: object, core: int | None, *more: int) -> int:
+    """Keeps every thread of this process on `core` where one is given, and `more` beside it.
+
+    Returns the process id.
 
     Takes what Ray's `__ray_call__` passes first, so that an actor can be sent it.
     """
     if core is not None:
         for thread in os.listdir("/proc/self/task"):
-            os.sched_setaffinity(int(thread), {core})
+            os.sched_setaffinity(int(thread), {core, *more})
     return os.getpid()

@@ -25,6 +25,8 @@ from typing import Any
 
 PROBE_WINDOW = 30
 NO_ROUTER, VLLM_ROUTER = "none", "vllm_router"
+_LISTENING = "0A"  # a state of TCP in the kernel's tables
+_SOCKET_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 EPHEMERAL_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
@@ -165,6 +167,17 @@ def is_free(port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def listeners(port: int, tables: Sequence[Path] = _SOCKET_TABLES) -> int:
+    """Sockets of this machine that listen on a port, on any address and in any process.
+
+    Args:
+        port: Several may share it (`SO_REUSEPORT`).
+        tables: The kernel's tables of TCP sockets; without IPv6 one is absent.
+    """
+    lines = [line.split() for t in tables if t.exists() for line in t.read_text().splitlines()[1:]]
+    return sum(line[3] == _LISTENING and line[1].endswith(f":{port:04X}") for line in lines)
 
 
 def check_free(claims: Iterable[Claim]) -> None:

@@ -52,7 +52,7 @@ class Front:
         self._direct = list(direct) or [Target.parse(url, api, rank) for rank, url in endpoints]
         self._routers: dict[RouterPolicy, AnyRouter] = {}
         self._driver: Driver | None = None
-        given, cores = (endpoints, parallelism), router_cores(policies)
+        given, cores = (endpoints, parallelism), router_cores(policies, config.router.processes)
         try:
             if own := own_policies(policies):
                 router = OwnRouter(config, f"router:{name}", own, *given, cores)

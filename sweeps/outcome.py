@@ -131,6 +131,7 @@ def _cell_columns(trial: Trial) -> dict[str, Any]:
         "rate_per_s": trial.rate_per_s,
         "requests": trial.requests,
         "router": trial.router.name,
+        "router_processes": trial.router_processes,
         # As asked; a cell that ran says what was sent.
         "prompts": load["prompts"],
         "cancel_share": load["cancel_share"] or None,

@@ -87,6 +87,7 @@ class _ArmSide:
     arm: Arm
     transport: Transport
     router: RouterPolicy
+    router_processes: int | None
     deployment: str
     side: Side
 
@@ -97,13 +98,19 @@ class _ArmSide:
         shared |= {"transport": transport, "ranks_per_gpu": config.cluster.ranks_per_gpu}
         engines = dump({**shared, "arm": without(arm, ("name", "router", "transport"))})
         own = {**shared, "seed": config.seed, "router": router}
+        processes = config.router.processes
+        if processes > 1 and router is not RouterPolicy.none:  # one is what trials always had
+            own["router_processes"] = processes  # vllm_router keeps to as many cores
         full = {"arm": arm, "load": without(config.load, ("shapes", "concurrency", "rate"))}
         hashed = {
             "arm": without(arm, _NEUTRAL_ARM),
             "load": without(config.load, _NEUTRAL_LOAD),
         }
         deployment = hashlib.sha256(engines.encode()).hexdigest()[:12]
-        return cls(arm, transport, router, deployment, Side.of(own | full, own | hashed))
+        side = Side.of(own | full, own | hashed)
+        ours = router not in (RouterPolicy.none, RouterPolicy.vllm_router)
+        counted = processes if ours else None
+        return cls(arm, transport, router, counted, deployment, side)
 
 
 def _serving_trial(
@@ -127,4 +134,5 @@ def _serving_trial(
         requests=point.requests,
         arrival=config.load.arrival,
         rate_per_s=point.rate_per_s,
+        router_processes=side.router_processes,
     )

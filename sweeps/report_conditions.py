@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import Any
 
+from sweeps.report_router import router_processes
 from sweeps.tablefmt import Block, Section, Table, text_table
 from sweeps.view import View
 
@@ -18,7 +19,8 @@ _COLUMNS = ("host", "CPU", "cores", "memory GiB", "GPUs", "InfiniBand", "EFA", "
 
 def sections(view: View) -> list[Section]:
     """Everything that was recorded about where and with what the sweep ran."""
-    blocks = [*_machines(view), *_placement(view), *_versions(view), *_env(view)]
+    blocks = [*_machines(view), *_placement(view), *_routers(view)]
+    blocks += [*_versions(view), *_env(view)]
     return [Section("What it ran on", (*blocks, *_telemetry(view)) or ("Not recorded.",))]
 
 
@@ -87,6 +89,13 @@ def _placed(ranks: Iterable[Mapping[str, Any]]) -> str:
         known = " ".join(str(gpu) for gpu in gpus if gpu is not None)
         words.append(f"{host}: {len(gpus)} ranks" + (f" (GPU {known})" if known else ", no GPU"))
     return "; ".join(words)
+
+
+def _routers(view: View) -> list[Table]:
+    """Arms whose router is more than one process."""
+    rows = router_processes(view.trials)
+    columns = ("arm", "policy", "processes on one port")
+    return [text_table("Routers of several processes", columns, rows)] if rows else []
 
 
 def _versions(view: View) -> list[Table]:

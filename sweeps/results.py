@@ -66,6 +66,7 @@ class Trial:
     router: str | None
     cancel_share: float | None
     cancel_after_tokens: int | None
+    router_processes: int | None
 
     @property
     def label(self) -> str:

@@ -12,8 +12,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ep_ray.config.schema import Config, RouterPolicy
 from ep_ray.cores import keep_to, seats
 from ep_ray.watchdog import TrialError, wait_all
-from serving.ports import router_claims, wait_free
+from serving.ports import listeners, router_claims, wait_free
 from serving.router.actor import RouterActor
+from serving.router.combined import combine_status, sum_counters
 from serving.router.router import Settings
 from serving.router.vllm_actor import VllmRouterActor
 from serving.router.vllm_router import START_S, find_program, version_of
@@ -53,27 +54,29 @@ def own_policies(policies: Collection[RouterPolicy]) -> list[RouterPolicy]:
     return sorted(own, key=lambda policy: policy.name)
 
 
-def router_cores(policies: Collection[RouterPolicy]) -> list[int]:
+def router_cores(policies: Collection[RouterPolicy], processes: int = 1) -> list[int]:
     """Cores that routers keep to; empty where they may run anywhere.
 
-    Routers of two projects are compared on the same core: they take turns, so they share it.
+    Routers of two projects are compared on the same cores, one for each of ep-ray's `processes`:
+    they take turns, so they share them.
     """
-    return seats(1) if FOREIGN in policies else []
+    return seats(processes) if FOREIGN in policies else []
 
 
 class OwnRouter:
-    """ep-ray's router in an actor.
+    """ep-ray's router: an actor for each of its processes, all on one port.
 
     Args:
         config: The experiment.
-        name: Of the actor.
+        name: Of the actor; of several, with `.process0`, ... behind it.
         policies: What is asked of it.
         endpoints: Name and URL of each rank, in rank order.
         parallelism: What its status says of the group.
         cores: From `router_cores`.
 
     Raises:
-        TrialError: It did not come up; nothing of it is left.
+        TrialError: It did not come up, or another process listens on its port; nothing of it is
+            left.
     """
 
     def __init__(
@@ -86,34 +89,63 @@ class OwnRouter:
         cores: Sequence[int],
     ) -> None:
         asked = config.router
-        settings = Settings(
-            policies[0].name, config.seed, asked.connect_timeout_s, asked.cooldown_s
-        )
-        self._port = asked.port
-        self._actor = _here(RouterActor, name, name, asked.host, asked.port, settings)
+        self._name, self._port = name, asked.port
+        self._listens = False
+        self._actors: list[Any] = []
         try:
-            self.url: str = _ask(self._actor.start, "start of the router")
+            for process in range(asked.processes):
+                settings = _settings(config, policies[0], process)
+                own = f"{name}.process{process}" if asked.processes > 1 else name
+                self._actors.append(_here(RouterActor, own, own, asked.host, asked.port, settings))
+            self.url = self._start()
             given = (endpoints, len(endpoints), parallelism)
-            _ask(self._actor.set_endpoints, "the router's endpoints", *given)
-            if cores:  # after its start, so that its threads are there
-                _ask(self._actor.__ray_call__, "the router's core", keep_to, cores[0])
+            self._ask_all("set_endpoints", "the router's endpoints", *given)
+            for actor, core in zip(self._actors, cores, strict=False):
+                # after its start, so that its threads are there
+                _ask(actor.__ray_call__, "the router's core", keep_to, core)
         except BaseException:
             self.close()
             raise
 
+    def _start(self) -> str:
+        """Lets them listen, the first one before the others: see `Settings.process`."""
+        first, *others = self._actors
+        url: str = _ask(first.start, "start of the router")
+        self._listens = True
+        for started in [actor.start.remote() for actor in others]:
+            wait_all([started], _CALL_S, "start of the router")
+        self._check_alone()
+        return url
+
+    def _check_alone(self) -> None:
+        """Raises `TrialError` where others share the port, for they would take connections."""
+        count = len(self._actors)
+        if count > 1 and (found := listeners(self._port)) != count:
+            raise TrialError(
+                "failed",
+                f"{found} sockets listen on port {self._port}, which the router's {count} "
+                "processes share: another process is on it (`ss -ltnp` names it). End it, or "
+                "choose another port with router.port=",
+            )
+
+    def _ask_all(self, method: str, what: str, *arguments: object) -> list[Any]:
+        """What each process answers, all asked at once."""
+        refs = [getattr(actor, method).remote(*arguments) for actor in self._actors]
+        names = [f"{what}, process {i}" for i in range(len(refs))] if len(refs) > 1 else [what]
+        return [wait_all([r], _CALL_S, n)[0] for r, n in zip(refs, names, strict=True)]
+
     def use(self, policy: RouterPolicy) -> None:
         """See `AnyRouter`."""
-        _ask(self._actor.use, "the router's policy", policy.name)
+        self._check_alone()  # before every cell
+        self._ask_all("use", "the router's policy", policy.name)
 
     def counters(self) -> Mapping[str, Any] | None:
-        """See `AnyRouter`."""
-        found: Mapping[str, Any] = _ask(self._actor.counters, "the router's counters")
-        return found
+        """See `AnyRouter`; sums over its processes."""
+        return sum_counters(self._ask_all("counters", "the router's counters"))
 
     def status(self) -> dict[str, Any]:
         """See `AnyRouter`."""
-        document: dict[str, Any] = _ask(self._actor.status, "the router's status")
-        return document
+        return combine_status(self._name, self._ask_all("status", "the router's status"))
 
     def versions(self) -> dict[str, str]:
         """See `AnyRouter`."""
@@ -125,9 +157,13 @@ class OwnRouter:
 
     def close(self) -> None:
         """See `AnyRouter`."""
-        ray.wait([self._actor.stop.remote(_DRAIN_S)], timeout=_CALL_S)
-        ray.kill(self._actor)
-        wait_free([self._port], _CALL_S)
+        stopping = [actor.stop.remote(_DRAIN_S) for actor in self._actors]
+        if stopping:
+            ray.wait(stopping, num_returns=len(stopping), timeout=_CALL_S)
+        for actor in self._actors:
+            ray.kill(actor)
+        if self._listens:  # else the port is somebody else's
+            wait_free([self._port], _CALL_S)
 
 
 class VllmRouterHost:
@@ -163,7 +199,7 @@ class VllmRouterHost:
         self._actor = _here(VllmRouterActor, name, self._program, asked.host, asked.port, log)
         try:
             if cores:  # before its start: the process inherits them
-                _ask(self._actor.__ray_call__, "the core of vllm-router", keep_to, cores[0])
+                _ask(self._actor.__ray_call__, "the cores of vllm-router", keep_to, *cores)
             what = "start of vllm-router"
             self.url: str = _ask(self._actor.start, what, endpoints, deadline_s=START_S + _CALL_S)
         except BaseException:
@@ -202,6 +238,18 @@ class VllmRouterHost:
         ray.wait([self._actor.stop.remote()], timeout=_CALL_S)
         ray.kill(self._actor)
         wait_free(self._ports, _CALL_S)
+
+
+def _settings(config: Config, policy: RouterPolicy, process: int) -> Settings:
+    asked = config.router
+    return Settings(
+        policy=policy.name,
+        seed=config.seed + process,  # `random` in step would favour ranks in bursts
+        connect_timeout_s=asked.connect_timeout_s,
+        cooldown_s=asked.cooldown_s,
+        processes=asked.processes,
+        process=process,
+    )
 
 
 def _here(actor: Any, name: str, *arguments: object) -> Any:

@@ -16,6 +16,7 @@ ADDED_LATER = frozenset(
     | {"prompts", "prompts_digest"}
     | {"restarted_for", "router"}
     | {"cancel_share", "cancel_after_tokens"}
+    | {"router_processes"}
 )
 """Columns that folders of this version may lack: they were written before there was such a thing,
 and read as null."""
@@ -85,6 +86,7 @@ TRIALS = _schema(
     ("router", pa.string()),  # policy of its router | vllm_router | none; null was not recorded
     ("cancel_share", pa.float64()),  # of measured requests, by the client; null where none are
     ("cancel_after_tokens", pa.int32()),
+    ("router_processes", pa.int32()),  # of ep-ray's own router, on one port; null without it
 )
 
 # One row per operation of an all-to-all trial.

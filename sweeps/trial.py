@@ -98,6 +98,7 @@ class ServingTrial(Trial):
         rate_per_s: Requests per second of an open loop; None in a closed one.
         deployment: Equal for arms that differ only in how requests reach the engines; they
             share the engines and take turns cell by cell.
+        router_processes: Of ep-ray's own router; None without one.
     """
 
     layout: Arm
@@ -111,6 +112,7 @@ class ServingTrial(Trial):
     requests: int
     arrival: ArrivalKind = ArrivalKind.closed
     rate_per_s: float | None = None
+    router_processes: int | None = None
 
     @property
     def block(self) -> str:

@@ -125,12 +125,37 @@ def _serving(config: Config) -> Iterator[str]:
             yield f"arm `{name}` names actors and log files: {_ALLOWED}"
     for arm in arms:
         yield from _arm(config, arm)
+    yield from _processes(config)
     yield from check_load(config)
     if config.model.made not in (None, *MADE):
         yield f"`model.made={config.model.made}`: allowed: {', '.join(MADE)}, null"
     attached = all(arm.kind is ArmKind.attached for arm in arms)
     if not attached and config.model.made is None and not config.model.path:
         yield "`model.path` is empty: give a folder or a hub id, or model.made=tiny"
+
+
+def _processes(config: Config) -> Iterator[str]:
+    """What stands against several processes of one router."""
+    count = config.router.processes
+    if count < 1:
+        yield f"`router.processes={count}`: at least 1"
+    if count <= 1:
+        return
+    policies = {router_of(config, arm) for arm in arms_of(config)}
+    if not policies - {RouterPolicy.none, RouterPolicy.vllm_router}:
+        words = ", ".join(sorted(policy.name for policy in policies))
+        yield (
+            f"`router.processes={count}` with router={words}: only ep-ray's own router runs as "
+            "several processes; choose router=round_robin, random or session, or leave it out"
+        )
+    if RouterPolicy.least_inflight in policies:
+        yield (
+            f"`router.processes={count}` with router=least_inflight: each process sees only the "
+            "requests that it forwards itself; set router.processes=1, or choose "
+            "router=round_robin, random or session"
+        )
+    if not config.router.port:
+        yield f"`router.processes={count}` with router.port=0: they share a port; name a free one"
 
 
 def _arm(config: Config, arm: Arm) -> Iterator[str]:

@@ -127,6 +127,8 @@ class Router:
             metrics on the one after that.
         connect_timeout_s: Deadline to open a connection to a rank.
         cooldown_s: How long a rank that failed keeps requests away before it is tried again.
+        processes: Processes of ep-ray's own router, which share its port: for where one core is
+            not enough. Each takes turns for itself, so that only one process is exact.
         executable: Program of `vllm_router`, a path or a name; null takes the one beside this
             Python, else the one on PATH.
     """
@@ -136,6 +138,7 @@ class Router:
     port: int = 18900
     connect_timeout_s: float = 5.0
     cooldown_s: float = 5.0
+    processes: int = 1
     executable: str | None = None
 
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from serving.router.combined import ALL_PROCESSES
 from serving.router.endpoint import Endpoint, split_url
 from serving.router.heads import RequestHead
 from serving.router.policy import RoundRobin, make_policy
@@ -26,6 +27,8 @@ class Core:
     Attributes:
         name: Of the router, in the status document.
         url: Where it listens.
+        processes: Routers that share its port, itself included.
+        counts_of: What its counts and circuits are of, in words.
         policy: How an endpoint is chosen, by name.
         loop: The loop that all connections live on.
         time: Its clock, in seconds.
@@ -50,6 +53,9 @@ class Core:
         self.time = loop.time
         self.connect_timeout_s = settings.connect_timeout_s
         self.cooldown_s = settings.cooldown_s
+        self.processes = settings.processes
+        shared = settings.processes > 1
+        self.counts_of = f"process{settings.process}" if shared else ALL_PROCESSES
         self.policy = settings.policy
         self.endpoints: dict[str, Endpoint] = {}
         self.clients: set[Client] = set()
@@ -158,6 +164,8 @@ class Core:
             "desired_endpoints": self._desired,
             "ready_endpoints": sum(bool(endpoint["in_selection"]) for endpoint in endpoints),
             "parallelism": self._parallelism,
+            "processes": self.processes,
+            "counts_of": self.counts_of,
             "unrouted": dict(self.unrouted),
             "endpoints": endpoints,
         }

@@ -41,15 +41,19 @@ class Settings:
         seed: Of the `random` policy.
         connect_timeout_s: Deadline to open a connection to an endpoint.
         cooldown_s: How long an opened circuit keeps requests away.
-        share_port: Whether other routers may listen on the same port (`SO_REUSEPORT`); the
-            kernel spreads connections, not requests, over them.
+        processes: Routers that listen on the same port, each in a process of its own. Above 1
+            they share it (`SO_REUSEPORT`): the kernel spreads connections, not requests, over
+            them, and each has policy turns, circuits and counters of its own.
+        process: Which of them this one is, from 0. The first is started before the others, and
+            finds out whether somebody else is on the port.
     """
 
     policy: str = "round_robin"
     seed: int = 0
     connect_timeout_s: float = 5.0
     cooldown_s: float = COOLDOWN_S
-    share_port: bool = False
+    processes: int = 1
+    process: int = 0
 
 
 class RouterError(RuntimeError):
@@ -86,7 +90,7 @@ class Router:
         """Listens; returns the router's URL. Raises `RouterError`, for a taken port too."""
         if self._thread is not None:
             raise RouterError(f"router {self.name} was started already")
-        listener = _listen(self.name, *self._address, self._settings.share_port)
+        listener = _listen(self.name, *self._address, self._settings)
         host, port = listener.getsockname()[:2]
         url = url_of(host, port)
         self._loop = uvloop.new_event_loop()
@@ -148,6 +152,8 @@ class Router:
         Keys: name, url, policy, draining, desired_endpoints, ready_endpoints, parallelism,
         unrouted (503s by role) and endpoints: name, url, registered (the owner names it),
         healthy (its circuit is closed), in_selection (both), circuit, in_flight, counters.
+        `processes` share the port, and circuits and counts are those of `counts_of`: of
+        `process0`, ... where they are several, or of `all processes`.
         """
         return self._call(Core.status)
 
@@ -219,18 +225,27 @@ class Router:
             ) from error
 
 
-def _listen(name: str, host: str, port: int, share_port: bool) -> socket.socket:
+def _listen(name: str, host: str, port: int, settings: Settings) -> socket.socket:
     """A bound socket, so that a taken port is told to the caller."""
+    share = settings.processes > 1
     try:
-        return socket.create_server(
-            (host, port), family=_family(host), backlog=_BACKLOG, reuse_port=share_port
-        )
+        if share and settings.process == 0:
+            # Whoever shares a port is let in beside anyone of this user who does, unasked: that
+            # it is taken shows only without sharing.
+            _bound(host, port, False).close()
+        return _bound(host, port, share)
     except OSError as error:
         raise RouterError(
             f"router {name} cannot listen on {host} port {port}: {error.strerror or error}. "
             f"Choose another with router.port=<free port> (0 takes any free one) "
             f"or router.host=<address of this machine>"
         ) from error
+
+
+def _bound(host: str, port: int, share: bool) -> socket.socket:
+    return socket.create_server(
+        (host, port), family=_family(host), backlog=_BACKLOG, reuse_port=share
+    )
 
 
 def _family(host: str) -> socket.AddressFamily:

@@ -204,6 +204,7 @@ CHANGES_SERVING = [
     {"transport__kind": s.TransportKind.tcp},
     {"router__policy": s.RouterPolicy.none},
     {"router__policy": s.RouterPolicy.vllm_router},
+    {"router__processes": 2},
     {"model__dtype": "float16"},
     {"model__max_model_len": 4096},
     {"model__revision": "x"},

@@ -1,6 +1,7 @@
 """The port map: overlaps, ranges, and ports that are really taken."""
 
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -79,3 +80,26 @@ def test_taken_port_is_named(address: str) -> None:
         ports.check_free([window])
         assert ports.wait_free([port], 0.1) == [port]
     assert ports.wait_free([port], 10.0) == []
+
+
+def test_sockets_that_listen_on_a_port_are_counted() -> None:
+    """All of them where they share it, of whatever process; other ports and states are none."""
+    with socket.create_server(("127.0.0.1", 0), reuse_port=True) as one:
+        port = one.getsockname()[1]
+        assert ports.listeners(port) == 1
+        with (
+            socket.create_server(("127.0.0.1", port), reuse_port=True),
+            socket.create_connection(("127.0.0.1", port)) as client,
+        ):
+            assert ports.listeners(port) == 2
+            assert ports.listeners(client.getsockname()[1]) == 0
+    assert ports.listeners(port) == 0
+
+
+def test_listeners_of_both_families_count_and_an_absent_table_has_none(tmp_path: Path) -> None:
+    head = "  sl  local_address rem_address   st"
+    (tmp_path / "tcp").write_text(f"{head}\n0: 0100007F:49D4 0 0A\n1: 0100007F:49D4 0 01\n")
+    (tmp_path / "tcp6").write_text(f"{head}\n0: {'0' * 32}:49D4 0 0A\n1: {'0' * 32}:49D5 0 0A\n")
+    tables = [tmp_path / name for name in ("tcp", "tcp6", "absent")]
+    assert ports.listeners(18900, tables) == 2
+    assert ports.listeners(18902, tables) == 0

@@ -11,6 +11,7 @@ import pytest
 from ep_ray.config.compose import compose_all
 from ep_ray.config.errors import ConfigError
 from ep_ray.config.schema import Config, DeviceKind, RouterPolicy
+from ep_ray.cores import seats
 from serving.ports import router_claims
 from serving.router.router import RouterError
 from serving.router.vllm_router import WRITTEN_FOR, arguments, find_program, version_of
@@ -122,7 +123,8 @@ def test_it_is_a_choice_for_a_whole_experiment_too():
 def test_routers_that_are_compared_keep_to_a_core():
     every = set(RouterPolicy)
     assert len(router_cores(every)) == 1
-    assert router_cores(every - {RouterPolicy.vllm_router}) == []
+    assert router_cores(every, 3) == seats(3)
+    assert router_cores(every - {RouterPolicy.vllm_router}, 3) == []
     assert [p.name for p in own_policies(every)] == [
         "least_inflight", "random", "round_robin", "session",
     ]  # fmt: skip

@@ -198,6 +198,24 @@ SERVING = [
         "`arm`: router=session keeps a session at one rank, and load.sessions=0: no request "
         "belongs to one. Set load.sessions=N",
     ),
+    ({"router__processes": 0}, "`router.processes=0`: at least 1"),
+    (
+        {"router__processes": 2, "router__policy": s.RouterPolicy.none},
+        "`router.processes=2` with router=none: only ep-ray's own router runs as several "
+        "processes; choose router=round_robin, random or session, or leave it out",
+    ),
+    (
+        {"router__processes": 2, "arm__router": s.RouterPolicy.vllm_router},
+        "`router.processes=2` with router=none, vllm_router: only ep-ray's own router",
+    ),
+    (
+        {"router__processes": 2, "arm__router": s.RouterPolicy.least_inflight},
+        "`router.processes=2` with router=least_inflight: each process sees only the requests",
+    ),
+    (
+        {"router__processes": 2, "router__port": 0},
+        "`router.processes=2` with router.port=0: they share a port; name a free one",
+    ),
     (
         {"arm__dp": 3, "arm__ep": 3},
         "`arm`: 8 experts of model `tiny-moe` do not divide over EP 3 (tp 1 x dp 3)",
@@ -276,6 +294,9 @@ def test_only_what_is_measured_is_checked():
 def test_what_lies_on_the_border_is_allowed():
     check(config_of("quickstart", load__shapes=["8000/192"]))
     check(config_of("quickstart", load__cancel_share=1.0, load__cancel_after_tokens=7))
+    check(config_of("quickstart", router__port=0))
+    session = {"arm__router": s.RouterPolicy.session, "load__sessions": 2}
+    check(config_of("quickstart", router__processes=2, **session))
     check(config_of("quickstart", workload__topk=16))
     routing = [s.RoutingKind.one_hot]
     check(config_of("quickstart", workload__routing=routing, workload__ep=[4]))

@@ -54,3 +54,17 @@ def test_machines_ranks_and_variables_are_tables_and_no_raw_json(
     assert env_rows == [["NCCL_DEBUG", "INFO", "all"], ["X", "1, 2", "all"]]
     shown = [text for table in tables.values() for row in texts(table) for text in row]
     assert not [text for text in shown if "{" in text]
+
+
+def test_routers_of_several_processes_are_told(results: Any, tmp_path: Path) -> None:
+    cell = {"shape": "32/16", "concurrency": 1}
+    for arm, processes in (("two", 2), ("one", 1), ("direct", None)):
+        routed = {"router": "round_robin" if processes else "none", "router_processes": processes}
+        results.trial(arm, arm=arm, **routed, **cell)
+        results.add("ledger", arm, endpoint="rank0", role="all", client_sent=1, agrees=True)
+    folder = results.write(tmp_path)
+    table = tables_of(folder)["Routers of several processes"]
+    assert texts(table) == [["two", "round_robin", "2"]]
+    (ledger,) = [s for s in build(view(load(folder))) if s.title.startswith("Ledger")]
+    (remark,) = [b for b in ledger.blocks if isinstance(b, str) and "processes" in b]
+    assert remark.startswith("Router of several processes on one port (two: 2 processes): its col")
