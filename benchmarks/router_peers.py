@@ -23,6 +23,7 @@ from ep_ray.cores import keep_to, seats
 from serving.router.vllm_router import arguments
 
 START_S = 30.0
+EP_RAY = "ep-ray"  # with ` x2` behind it as two processes
 # The router has its core to itself; client and engines share one where there is no third.
 ROUTER_CORE, LOAD_CORE, ENGINE_CORE = seats(3)
 
@@ -99,28 +100,46 @@ class Served:
         end(self._process)
 
 
-class Actor:
-    """ep-ray's router in its Ray actor, all threads on the router's core."""
+class Actors:
+    """ep-ray's router in its Ray actors, one for each process, each with a core of its own."""
 
-    def __init__(self, engine_ports: Sequence[int], policy: str = "round_robin") -> None:
+    def __init__(self, engine_ports: Sequence[int], processes: int = 1) -> None:
         import ray
 
         from serving.router.actor import RouterActor
+        from serving.router.router import Settings
 
         self._ray = ray
         remote: Any = RouterActor
-        self._actor = remote.options(num_cpus=0).remote("bench")
-        self.pids = [self._get(self._actor.__ray_call__.remote(keep_to, ROUTER_CORE))]
-        self.port = int(self._get(self._actor.start.remote()).rsplit(":", 1)[1])
+        self.port = free_port()
+        self._actors = [
+            remote.options(num_cpus=0).remote(
+                f"bench{i}", port=self.port, settings=Settings(processes=processes, process=i)
+            )
+            for i in range(processes)
+        ]
         endpoints = [(f"r{i}", f"http://127.0.0.1:{port}") for i, port in enumerate(engine_ports)]
-        self._get(self._actor.set_endpoints.remote(endpoints))
+        self.pids = []
+        for actor, core in zip(self._actors, router_cores(processes), strict=True):
+            self.pids.append(self._get(actor.__ray_call__.remote(keep_to, core)))
+            self._get(actor.start.remote())
+            self._get(actor.set_endpoints.remote(endpoints))
 
     def _get(self, reference: Any) -> Any:
         return self._ray.get(reference, timeout=START_S)
 
     def close(self) -> None:
-        """Ends the actor."""
-        self._ray.kill(self._actor)
+        """Ends the actors."""
+        for actor in self._actors:
+            self._ray.kill(actor)
+
+
+def router_cores(processes: int) -> list[int]:
+    """The router's core, and one more for each further process, beyond client and engines.
+
+    Where there are too few, the last ones share one, with client and engines too.
+    """
+    return [ROUTER_CORE, *seats(2 + processes)[3:]]
 
 
 def build(folder: Path, name: str) -> Path:
@@ -132,10 +151,11 @@ def build(folder: Path, name: str) -> Path:
     return program
 
 
-def available(vllm_router: str) -> list[str]:
-    """Names of the peers whose programs this machine has."""
+def available(vllm_router: str, processes: int = 1) -> list[str]:
+    """Names of the peers whose programs this machine has, ep-ray as `processes` beside one."""
     programs = {"nginx": "nginx", "haproxy": "haproxy", "vllm-router": vllm_router}
-    return ["direct", "ep-ray"] + [name for name, p in programs.items() if shutil.which(p)]
+    ours = [EP_RAY, f"{EP_RAY} x{processes}"] if processes > 1 else [EP_RAY]
+    return ["direct", *ours] + [name for name, p in programs.items() if shutil.which(p)]
 
 
 @contextlib.contextmanager
@@ -156,8 +176,8 @@ def started(
 def _start(name: str, engine_ports: Sequence[int], folder: Path, vllm_router: str) -> Any:
     if name == "direct":
         return Direct(engine_ports[0])
-    if name == "ep-ray":
-        return Actor(engine_ports)
+    if name.startswith(EP_RAY):
+        return Actors(engine_ports, int(name.removeprefix(EP_RAY).removeprefix(" x") or 1))
     port, log = free_port(), folder / f"{name}.log"
     if name == "nginx":
         servers = " ".join(f"server 127.0.0.1:{p} max_fails=0;" for p in engine_ports)

@@ -6,7 +6,8 @@ The router under test has a core to itself; client and null engines share one wh
 third. Within a repeat every peer is measured once, and repeats begin with another peer each, so
 that a slow minute of the machine hits all of them. Cells are medians over repeats. Peers that are
 not installed are left out: nginx and haproxy come from the distribution, `vllm-router` from its
-own environment (`--vllm-router PATH`). Needs gcc and two cores.
+own environment (`--vllm-router PATH`). Needs gcc and two cores. `--processes N` adds a row of
+ep-ray's router as N processes on one port, which needs N - 1 cores more to mean something.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ from typing import Any
 
 from benchmarks.router_peers import (
     ENGINE_CORE,
+    EP_RAY,
     LOAD_CORE,
     ROUTER_CORE,
     available,
     build,
     cpu_s,
     engines,
+    router_cores,
     started,
 )
 
@@ -96,8 +99,9 @@ COLUMNS = [
 def main() -> None:
     """Runs the comparison and prints its Markdown table."""
     args = _arguments()
-    names = [name for name in available(args.vllm_router) if name in args.peers]
-    if "ep-ray" in names:
+    peers = available(args.vllm_router, args.processes)
+    names = [name for name in peers if name.partition(" ")[0] in args.peers]
+    if EP_RAY in names:
         import ray
 
         ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
@@ -107,6 +111,8 @@ def main() -> None:
         for key in args.cases:
             found[key] = _measure(CASES[key], names, Path(folder), args)
     print(report(found, names, before, os.getloadavg()))
+    if args.processes > 1:
+        print(f"{EP_RAY} x{args.processes} on cores {router_cores(args.processes)}.")
 
 
 def _arguments() -> argparse.Namespace:
@@ -115,6 +121,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--peers", nargs="+", choices=everyone, default=everyone)
+    parser.add_argument("--processes", type=int, default=1, help="a row of ep-ray with so many")
     parser.add_argument("--vllm-router", default="vllm-router", help="its executable")
     return parser.parse_args()
 
