@@ -17,9 +17,21 @@ def ranks_per_server(arm: Arm) -> int:
     return 1
 
 
+def has_engines(arm: Arm) -> bool:
+    """Whether ep-ray starts vLLM for an arm."""
+    return arm.kind not in (ArmKind.attached, ArmKind.null_engine)
+
+
 def servers(arm: Arm) -> int:
-    """API servers that ep-ray starts for an arm; none for one that runs already."""
-    return 0 if arm.kind is ArmKind.attached else arm.dp // ranks_per_server(arm)
+    """API servers of vLLM that ep-ray starts for an arm."""
+    return arm.dp // ranks_per_server(arm) if has_engines(arm) else 0
+
+
+def endpoints(arm: Arm) -> int:
+    """What a router in front of an arm chooses from."""
+    if arm.kind is ArmKind.attached:
+        return len(arm.rank_urls) or 1
+    return servers(arm) or arm.dp
 
 
 def gpus_per_server(arm: Arm) -> int:

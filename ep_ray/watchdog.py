@@ -21,12 +21,14 @@ class TrialError(Exception):
 
     Attributes:
         status: `failed` (an error was reported), `timeout` or `crash` (a process died).
+        facts: What is known of the arm nevertheless: columns of `trials`.
     """
 
     def __init__(self, status: str, reason: str) -> None:
         super().__init__(reason)
         self.status = status
         self.reason = reason
+        self.facts: dict[str, Any] = {}
 
 
 def wait_all(refs: Sequence[Any], deadline_s: float, what: str) -> list[Any]:

@@ -38,14 +38,19 @@ def expert_bytes(arm: Any, model_folder: Path, requests: Iterable[Request]) -> i
     """
     if not arm.enable_ep or arm.dp < 2 or arm.all2all_backend != _BACKEND:
         return None
-    config = json.loads((model_folder / "config.json").read_text())
-    config = config.get("text_config") or config
+    config = model_config(model_folder)
     hidden, topk = config.get("hidden_size"), config.get("num_experts_per_tok")
     layers = moe_layers(config)
     if not hidden or not topk or not layers:
         return None
     row_bytes = 4 * int(hidden) + 8 * int(topk)
     return layers * (int(arm.dp) - 1) * row_bytes * processed_tokens(requests)
+
+
+def model_config(model_folder: Path) -> dict[str, Any]:
+    """The text model's part of a model folder's `config.json`."""
+    config: dict[str, Any] = json.loads((model_folder / "config.json").read_text(encoding="utf-8"))
+    return config.get("text_config") or config
 
 
 def moe_layers(config: dict[str, Any]) -> int | None:

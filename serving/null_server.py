@@ -40,6 +40,10 @@ class Pace:
     tokens_per_send: int = 1
 
 
+AS_A_MODEL = Pace(ttft_ns=50_000_000, itl_ns=10_000_000)
+"""About what a served model does, so that client and router have the work that they would have."""
+
+
 @dataclass(slots=True)
 class Sent:
     """A finished stream; CLOCK_MONOTONIC nanoseconds.

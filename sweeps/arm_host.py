@@ -17,7 +17,7 @@ from ep_ray.transport import Evidence, evidence_in_log, server_envs
 from ep_ray.watchdog import TrialError
 from serving.deploy import deploy
 from serving.engine import Launch, Seat, plan_launches
-from serving.expert_bytes import expert_bytes
+from serving.expert_bytes import expert_bytes, model_config, moe_layers
 from serving.group import EngineGroup, GroupError
 from serving.load.prompts import CallSpec
 from serving.load.records import CellRecord, Request
@@ -238,7 +238,8 @@ class ArmHost:
             {name: fact.environment for name, fact in facts.items()},
             machine.gpus[0].name if on_gpu else machine.cpu,
         )
-        return found | {"restarted_for": self._up.restarted_for}
+        layers = moe_layers(model_config(Path(self._model.path))) if self._model.experts else None
+        return found | {"restarted_for": self._up.restarted_for, "moe_layers": layers}
 
     def close(self) -> list[str]:
         """Ends everything of the arm. Returns what is left, in words."""

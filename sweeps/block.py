@@ -67,6 +67,7 @@ class Block:
         try:
             return self._cell(trial, host)
         except TrialError as error:
+            error.facts |= self._ran
             if not self._mends(error, host):
                 with uninterrupted():
                     left = self._end()

@@ -7,6 +7,7 @@ from functools import cache
 from itertools import groupby
 
 from ep_ray.config.schema import ArmKind, DeviceKind, TransportKind
+from serving.null_server import AS_A_MODEL
 from sweeps.published.data import external_dp
 from sweeps.trial import A2aTrial, ServingTrial, Trial
 
@@ -39,6 +40,10 @@ def _trial_s(trial: Trial, device: DeviceKind) -> float:
     assert isinstance(trial, ServingTrial)
     if trial.rate_per_s is not None:
         return trial.requests / trial.rate_per_s
+    if trial.layout.kind is ArmKind.null_engine:
+        steps = (trial.completion_tokens or _COMPLETION) - 1
+        stream_s = (AS_A_MODEL.ttft_ns + steps * AS_A_MODEL.itl_ns) / 1e9
+        return trial.requests * stream_s / trial.concurrency
     rate = _published_rate(trial)
     if rate is None:
         rate = min(trial.concurrency, 16) / _TOKEN_S[device]

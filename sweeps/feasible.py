@@ -20,7 +20,7 @@ from ep_ray.config.schema import (
     TransportKind,
 )
 from ep_ray.inventory import Machine
-from ep_ray.layout import gpus_per_server, servers
+from ep_ray.layout import gpus_per_server, has_engines, servers
 from serving.attached import AttachError, attach
 from serving.engine_http import counters
 from serving.models import ModelError, resolve
@@ -171,9 +171,7 @@ def _routing_file(config: Config, trials: Sequence[Trial]) -> Iterator[str]:
 
 
 def _software(config: Config, trials: Sequence[Trial], device: DeviceKind) -> Iterator[str]:
-    starts_engines = any(
-        t.layout.kind is not ArmKind.attached for t in trials if isinstance(t, ServingTrial)
-    )
+    starts_engines = any(has_engines(t.layout) for t in trials if isinstance(t, ServingTrial))
     if starts_engines:
         yield from _vllm(device)
         try:

@@ -125,6 +125,7 @@ def _cell_columns(trial: Trial) -> dict[str, Any]:
     layout, load = trial.layout, json.loads(trial.config_json)["arm"]["load"]
     return {
         "backend": layout.all2all_backend if layout.enable_ep else None,
+        "arm_kind": layout.kind.name,
         "shape": trial.shape,
         "concurrency": trial.concurrency or None,
         "arrival": trial.arrival.name,

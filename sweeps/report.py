@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sweeps import (
     report_a2a,
+    report_attribution,
     report_benefits,
     report_conditions,
     report_definitions,
@@ -70,6 +71,7 @@ def build(swept: View, published: str | None = None) -> list[Section]:
         *report_serving.sections(swept),
         *report_verdicts.sections(swept),
         *report_benefits.sections(swept),
+        *report_attribution.sections(swept),
         *_beside(swept, published),
         *report_failures.unavailable(swept),
         *report_failures.sections(swept),
@@ -91,6 +93,7 @@ def brief(swept: View, published: str | None = None) -> list[Section]:
         *report_a2a.brief(swept),
         *report_serving.brief(swept),
         *report_benefits.sections(swept),
+        *report_attribution.sections(swept),
         *_beside(swept, published),
         *report_evidence.brief(swept),
         *report_standing.brief(swept),

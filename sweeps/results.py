@@ -67,6 +67,8 @@ class Trial:
     cancel_share: float | None
     cancel_after_tokens: int | None
     router_processes: int | None
+    moe_layers: int | None
+    arm_kind: str | None
 
     @property
     def label(self) -> str:

@@ -22,6 +22,7 @@ from sweeps.available import Reasons
 from sweeps.block import Block
 from sweeps.feasible import MODEL_CACHE
 from sweeps.host import Host
+from sweeps.null_host import NullHost
 from sweeps.outcome import UNAVAILABLE, Outcome, released_rows, trial_row
 from sweeps.progress import Progress
 from sweeps.store import Store
@@ -97,6 +98,8 @@ class Runner:
         return Block(self._config, self._device, self._observer, make_host)
 
     def _serving_host(self, first: ServingTrial, routers: set[RouterPolicy]) -> Host:
+        if first.layout.kind is ArmKind.null_engine:
+            return NullHost(self._config, first, routers, self._store.folder)
         if first.layout.kind is ArmKind.attached:
             return AttachedHost(self._config, first, routers, self._store.folder)
         model = resolve(self._config.model, MODEL_CACHE)
@@ -111,7 +114,7 @@ class Runner:
             else:
                 outcome = host.run(trial)
         except TrialError as error:
-            outcome = Outcome(status=error.status, error=error.reason)
+            outcome = Outcome(status=error.status, error=error.reason, facts=dict(error.facts))
         except Exception:  # a fault of ours; the other trials may still tell something
             outcome = Outcome(status="failed", error=traceback.format_exc())
         readings = self._observer.take()

@@ -57,10 +57,7 @@ def paired_ratio(a: Mapping[int, float], b: Mapping[int, float], seed: int = 0) 
     p = flip_p(ratios, seed)
     if len(ratios) == 1:
         return Ratio(value, None, None, 1, p)
-    generator = np.random.default_rng(seed)
-    drawn = generator.integers(0, len(ratios), size=(_RESAMPLES, len(ratios)))
-    low, high = np.percentile(np.median(ratios[drawn], axis=1), [2.5, 97.5])
-    return Ratio(value, float(low), float(high), len(ratios), p)
+    return Ratio(value, *_interval(ratios, seed), len(ratios), p)
 
 
 def flip_p(ratios: Numbers, seed: int = 0) -> float:
@@ -82,6 +79,44 @@ def flip_p(ratios: Numbers, seed: int = 0) -> float:
         ways = np.vstack([np.ones((1, len(logs)), dtype=np.int64), drawn])
     sums = np.abs((2.0 * ways - 1.0) @ logs)
     return float(np.mean(sums >= found * (1.0 - 1e-9)))
+
+
+def _interval(values: npt.NDArray[np.float64], seed: int) -> tuple[float, float]:
+    """Percentile bootstrap of the median, 95 %."""
+    generator = np.random.default_rng(seed)
+    drawn = generator.integers(0, len(values), size=(_RESAMPLES, len(values)))
+    low, high = np.percentile(np.median(values[drawn], axis=1), [2.5, 97.5])
+    return float(low), float(high)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What one arm has more than another: median of the differences of paired repeats.
+
+    Attributes:
+        value: The median, in the metric's unit.
+        low: Lower end of the bootstrap 95 % interval; None with one repeat.
+        high: Upper end of it.
+        repeats: Pairs behind it.
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+    repeats: int
+
+
+def paired_difference(
+    a: Mapping[int, float], b: Mapping[int, float], seed: int = 0
+) -> Difference | None:
+    """Difference a - b over the repeats that both have, as `paired_ratio` is made; else None."""
+    found = np.array([a[r] - b[r] for r in sorted(a.keys() & b.keys())])
+    if len(found) == 0:
+        return None
+    value = float(np.median(found))
+    if len(found) == 1:
+        return Difference(value, None, None, 1)
+    return Difference(value, *_interval(found, seed), len(found))
 
 
 def coverage_limit(repeats: int) -> float:

@@ -12,8 +12,15 @@ from ep_ray.config.schema import Config, DeviceKind
 from ep_ray.inventory import Machine, local_machine
 from ep_ray.session import Session
 from sweeps.available import Reasons, backend_reasons
-from sweeps.feasible import check_feasible, ports_of, ranks_of, resolve_device
+from sweeps.feasible import (
+    MODEL_CACHE,
+    check_feasible,
+    ports_of,
+    ranks_of,
+    resolve_device,
+)
 from sweeps.folder import writing
+from sweeps.isolate import parts
 from sweeps.outcome import UNAVAILABLE
 from sweeps.plan import plan
 from sweeps.print_plan import print_plan
@@ -40,6 +47,7 @@ class Sweep:
         self._plan_only = first.plan_only
         self._session = Session(first.cluster, ranks=1)
         self._machines = self._look_around(first)
+        points = [part for point in points for part in self._parts(point)]
         plans = [self._plan(point) for point in points]
         self._store: Store | None = None
         self._finished = self._plan_only
@@ -63,6 +71,9 @@ class Sweep:
         elsewhere = self._session.nodes if config.cluster.address else ()
         return backend_reasons(trials, device, elsewhere)
 
+    def _parts(self, config: Config) -> list[Config]:
+        return parts(config, resolve_device(config, self._machines), MODEL_CACHE)
+
     def _plan(self, config: Config) -> list[Trial]:
         return plan(config, resolve_device(config, self._machines))
 
@@ -84,6 +95,10 @@ class Sweep:
 
     def run(self, config: Config) -> None:
         """Runs what is missing of one point. Failed trials become rows, not exceptions."""
+        for part in self._parts(config):
+            self._run(part)
+
+    def _run(self, config: Config) -> None:
         trials = self._plan(config)
         device = resolve_device(config, self._machines)
         if self._store is None:

@@ -17,6 +17,7 @@ ADDED_LATER = frozenset(
     | {"restarted_for", "router"}
     | {"cancel_share", "cancel_after_tokens"}
     | {"router_processes"}
+    | {"moe_layers", "arm_kind"}
 )
 """Columns that folders of this version may lack: they were written before there was such a thing,
 and read as null."""
@@ -87,6 +88,8 @@ TRIALS = _schema(
     ("cancel_share", pa.float64()),  # of measured requests, by the client; null where none are
     ("cancel_after_tokens", pa.int32()),
     ("router_processes", pa.int32()),  # of ep-ray's own router, on one port; null without it
+    ("moe_layers", pa.int32()),  # of the model served; null for a dense or an unknown one
+    ("arm_kind", pa.string()),  # arm.kind; null was not recorded
 )
 
 # One row per operation of an all-to-all trial.

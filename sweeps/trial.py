@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 from ep_ray.config.schema import (
     Arm,
-    ArmKind,
     ArrivalKind,
     Backend,
     CompatKind,
@@ -21,6 +20,7 @@ from ep_ray.config.schema import (
     RoutingKind,
     Transport,
 )
+from ep_ray.layout import has_engines
 
 _T = TypeVar("_T")
 
@@ -121,8 +121,8 @@ class ServingTrial(Trial):
 
     @property
     def gpus(self) -> int:
-        """GPUs that the arm takes; 0 for a server that is already running."""
-        return 0 if self.layout.kind is ArmKind.attached else self.layout.tp * self.layout.dp
+        """GPUs that the arm takes; 0 where ep-ray starts no engine with a model."""
+        return self.layout.tp * self.layout.dp if has_engines(self.layout) else 0
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,9 @@ ServingGrid = Grid[ServingKey, CellMetrics]
 A2aKey = tuple[str, int]  # everything else that distinguishes two cells, in words; EP size
 A2aGrid = Grid[A2aKey, A2aMetrics]
 
+NULL = "null engines"
+"""What stands behind the shape of cells that no model served."""
+
 _REQUEST_COLUMNS = [f.name for f in fields(RequestRecord)]
 
 
@@ -92,9 +95,11 @@ def serving_key(trial: Trial) -> ServingKey:
 
 def _shape(trial: Trial) -> str:
     """The shape in words: one kind of prompts never stands beside another (a text's tokens are not
-    exact, and a prefix cache may help with some), nor cells with cancelled requests beside others.
-    """
+    exact, and a prefix cache may help with some), nor cells with cancelled requests beside others,
+    nor engines without a model beside models."""
     words = [trial.shape or trial.cell]
+    if trial.arm_kind == "null_engine":
+        words.append(NULL)
     if trial.prompts not in (None, "token_ids"):
         words.append(trial.prompts)
     if trial.cancel_share:

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from ep_ray.config.check_load import check_load
 from ep_ray.config.check_workload import backends_of, check_workload
 from ep_ray.config.errors import ConfigError
+from ep_ray.config.isolate import further_arms
 from ep_ray.config.schema import (
     Arm,
     ArmKind,
@@ -19,6 +20,7 @@ from ep_ray.config.schema import (
     TransportKind,
 )
 from ep_ray.inventory import ENV_PREFIXES
+from ep_ray.layout import has_engines
 
 MADE = ("tiny", "lite", "tiny_dense")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -31,6 +33,7 @@ ARM_TRANSPORTS = {
     ArmKind.internal_dp: set(TransportKind) - {TransportKind.ib, TransportKind.efa},
     ArmKind.hybrid_dp: set(TransportKind),
     ArmKind.attached: {TransportKind.auto},
+    ArmKind.null_engine: {TransportKind.auto},
 }  # fmt: skip
 BACKEND_TRANSPORTS = {
     "gloo": {TransportKind.auto, TransportKind.tcp},
@@ -55,8 +58,11 @@ def check(config: Config) -> None:
 
 
 def arms_of(config: Config) -> list[Arm]:
-    """The arm under test and those it is compared with, in order."""
-    return [config.arm, *config.against.arms.values()]
+    """The arm under test, those it is compared with, and those that isolate their routers."""
+    asked = [config.arm, *config.against.arms.values()]
+    if not config.isolate:
+        return asked
+    return [*asked, *further_arms([(arm, router_of(config, arm)) for arm in asked])]
 
 
 def transport_of(config: Config, arm: Arm) -> Transport:
@@ -84,6 +90,8 @@ def _general(config: Config) -> Iterator[str]:
         yield "`measure` is empty: name a2a, serving or both"
     if not _NAME.fullmatch(config.name):
         yield f"`name={config.name}` becomes a folder's name: {_ALLOWED}"
+    if config.isolate and Measure.serving not in config.measure:
+        yield "`isolate=true` takes serving arms apart, and `measure` has no serving"
     if config.repeats < 1:
         yield f"`repeats={config.repeats}`: at least 1"
     if config.cluster.ranks_per_gpu < 1:
@@ -129,8 +137,8 @@ def _serving(config: Config) -> Iterator[str]:
     yield from check_load(config)
     if config.model.made not in (None, *MADE):
         yield f"`model.made={config.model.made}`: allowed: {', '.join(MADE)}, null"
-    attached = all(arm.kind is ArmKind.attached for arm in arms)
-    if not attached and config.model.made is None and not config.model.path:
+    serves = any(has_engines(arm) for arm in arms)
+    if serves and config.model.made is None and not config.model.path:
         yield "`model.path` is empty: give a folder or a hub id, or model.made=tiny"
 
 
@@ -171,6 +179,8 @@ def _arm(config: Config, arm: Arm) -> Iterator[str]:
     if arm.kind is ArmKind.attached:
         yield from _attached(arm, router_of(config, arm), where)
         return
+    if arm.kind is ArmKind.null_engine:
+        yield from _null_engine(arm, where)
     if arm.tp < 1 or arm.dp < 1:
         yield f"`{where}`: tp={arm.tp} and dp={arm.dp} are at least 1"
         return
@@ -229,6 +239,14 @@ def _attached(arm: Arm, router: RouterPolicy, where: str) -> Iterator[str]:
                 f"`{where}.router={router.name}` with `{url}`: a router speaks to "
                 "http://HOST:PORT, without a path"
             )
+
+
+def _null_engine(arm: Arm, where: str) -> Iterator[str]:
+    if arm.tp != 1 or arm.enable_ep:
+        yield (
+            f"`{where}`: tp={arm.tp} and enable_ep={arm.enable_ep}, and a null_engine has no model "
+            "to spread: leave both out; dp is the number of engines"
+        )
 
 
 def _transport_problem(

@@ -32,13 +32,18 @@ class DeviceKind(Enum):
 
 
 class ArmKind(Enum):
-    """How a model is laid out over GPUs and API servers."""
+    """How a model is laid out over GPUs and API servers.
+
+    `attached` is a server that runs already, whatever its layout; `null_engine` has `dp` engines
+    without a model, which answer at a fixed pace: what is left is client and router.
+    """
 
     wide_tp = "wide_tp"
     external_dp = "external_dp"
     internal_dp = "internal_dp"
     hybrid_dp = "hybrid_dp"
     attached = "attached"
+    null_engine = "null_engine"
 
 
 class RoutingKind(Enum):

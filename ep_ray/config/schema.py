@@ -207,6 +207,8 @@ class Config:
         name: Name of the experiment; part of the results folder's name.
         measure: What is measured, in order.
         repeats: How often every cell is run.
+        isolate: Also runs what tells a difference's cause: each arm behind a router without it,
+            null engines behind it and without, and the arms' expert collective alone.
         seed: Seed of routing and prompts.
         results: Folder that receives one folder per sweep.
         resume: Results folder of an earlier sweep: runs what is missing or failed there.
@@ -226,6 +228,7 @@ class Config:
     against: Against = field(default_factory=Against)
     deadlines: Deadlines = field(default_factory=Deadlines)
     repeats: int = 1
+    isolate: bool = False
     seed: int = 0
     results: str = "runs"
     resume: str | None = None

@@ -26,14 +26,13 @@ from serving.load.prompts import CallSpec, build_requests
 from serving.load.records import CellRecord
 from serving.load.target import Target
 from serving.null_engine import Running, running
-from serving.null_server import Pace, Sent
+from serving.null_server import AS_A_MODEL, Pace, Sent
 from serving.router.actor import RouterActor
 
 _CALL_S = 60.0
 _RUN_S = 300.0
 _VOCAB = 100_000
 _PROMPT = 16
-_PACE = Pace(ttft_ns=50_000_000, itl_ns=10_000_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +53,8 @@ class Cell:
 
 
 CELLS = (
-    Cell("paced c=64", _PACE, 128, 64, 256),
-    Cell("paced c=256", _PACE, 128, 256, 1024),
+    Cell("paced c=64", AS_A_MODEL, 128, 64, 256),
+    Cell("paced c=256", AS_A_MODEL, 128, 256, 1024),
     Cell("one token c=64", Pace(), 1, 64, 4000),
     Cell("16 per send c=64", Pace(tokens_per_send=16), 256, 64, 1000),
 )

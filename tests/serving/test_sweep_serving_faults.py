@@ -104,6 +104,10 @@ def test_each_fault_costs_its_cell_and_no_more(start: Start) -> None:
     assert fine["status"] == "ok"
     assert late["status"] == "failed"
     assert late["error"] == f"1 of 1 requests not complete: timeout after {LATE_S} s"
+    # What is known of an arm that was up stands beside its dead cells too.
+    assert {row["versions_json"] for row in trials[:down]} == {None}
+    assert len({row["versions_json"] for row in trials[down:]}) == 1
+    assert '"vllm"' in killed["versions_json"]
     assert_late_request_is_accounted_for(sweep, late["trial_id"])
 
 

@@ -92,7 +92,7 @@ WRONG_TYPES = [
     (
         "arm.kind=wide",
         "arm.kind",
-        "expected one of [wide_tp, external_dp, internal_dp, hybrid_dp, attached]",
+        "expected one of [wide_tp, external_dp, internal_dp, hybrid_dp, attached, null_engine]",
     ),
     ("measure=[a2aa]", "measure[0]", "expected one of [a2a, serving]"),
     ("load.concurrency=4", "load.concurrency", "Write a list: load.concurrency=[...]"),
