@@ -18,6 +18,7 @@ from sweeps import (
     report_published,
     report_serving,
     report_standing,
+    report_unmeasured,
     report_verdicts,
 )
 from sweeps.read import load
@@ -79,6 +80,7 @@ def build(swept: View, published: str | None = None) -> list[Section]:
         *report_evidence.sections(swept),
         *report_lockstep.sections(swept),
         *report_standing.sections(swept),
+        *report_unmeasured.sections(swept),
         *report_definitions.sections(swept),
         *report_conditions.sections(swept),
     ]
@@ -100,6 +102,7 @@ def brief(swept: View, published: str | None = None) -> list[Section]:
         *report_failures.unavailable(swept),
         *report_failures.brief(swept),
         *report_flags.brief(swept),
+        *report_unmeasured.brief(swept),
     ]
 
 

@@ -148,9 +148,14 @@ def cancelled(outcome: Outcome[CellMetrics]) -> int:
     return sum(m.cancelled for m in outcome.metrics.values())
 
 
-def _whole(outcome: Outcome[CellMetrics]) -> bool:
+def failed_requests(outcome: Outcome[CellMetrics]) -> int:
+    """Measured requests that are neither complete nor cancelled, summed over repeats."""
     ok, total = request_counts(outcome)
-    return ok + cancelled(outcome) == total
+    return total - ok - cancelled(outcome)
+
+
+def _whole(outcome: Outcome[CellMetrics]) -> bool:
+    return failed_requests(outcome) == 0
 
 
 def _prompt_range(outcome: Outcome[CellMetrics]) -> str:

@@ -69,6 +69,7 @@ class Trial:
     router_processes: int | None
     moe_layers: int | None
     arm_kind: str | None
+    tags: str | None
 
     @property
     def label(self) -> str:

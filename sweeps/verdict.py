@@ -8,7 +8,7 @@ from enum import Enum
 
 from serving.load.metrics import CellMetrics
 from sweeps.report_ratio import outcome_ratio
-from sweeps.report_serving import cancelled, request_counts, sorted_cells
+from sweeps.report_serving import failed_requests, request_counts, sorted_cells
 from sweeps.results import Outcome, Trial
 from sweeps.stats import REPEATS_NEEDED, Ratio
 from sweeps.tablefmt import Metric
@@ -139,8 +139,7 @@ def _incomparable(label: str, outcome: Outcome[CellMetrics]) -> str:
         if trial.transport_status == "contradicted":
             asked, seen = trial.transport_asked, trial.transport_seen
             return f"{label} asked for {asked}, but {seen} was seen"
-    ok, total = request_counts(outcome)
-    lost = total - ok - cancelled(outcome)
+    lost, (_, total) = failed_requests(outcome), request_counts(outcome)
     return f"{lost} of {total} requests of {label} did not complete" if lost else ""
 
 
