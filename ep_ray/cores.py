@@ -28,6 +28,11 @@ def apart(cores: Sequence[int], sysfs: Path = _SYSFS) -> list[int]:
     return [core for _, core in sorted(ranked)]
 
 
+def usable() -> int:
+    """Logical cores that this process, and what it starts, may run on."""
+    return len(os.sched_getaffinity(0))
+
+
 def seats(count: int, cores: Sequence[int] | None = None) -> list[int]:
     """A core for each of `count` processes; where there are too few, the last ones share one.
 

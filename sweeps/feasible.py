@@ -19,6 +19,7 @@ from ep_ray.config.schema import (
     RoutingKind,
     TransportKind,
 )
+from ep_ray.cores import usable
 from ep_ray.inventory import Machine
 from ep_ray.layout import gpus_per_server, has_engines, servers
 from serving.attached import AttachError, attach
@@ -88,6 +89,7 @@ def check_feasible(
     problems += _routing_file(config, trials)
     problems += prompt_problems(config, trials)
     problems += _ports(config, trials)
+    problems += _clients(config, trials)
     if problems:
         raise ConfigError(
             "\n".join(problems) + "\n  `plan_only=true` shows the trials without running them; "
@@ -202,6 +204,16 @@ def _ports(config: Config, trials: Sequence[Trial]) -> Iterator[str]:
             check_free(claims)
         except PortError as error:
             yield str(error)
+
+
+def _clients(config: Config, trials: Sequence[Trial]) -> Iterator[str]:
+    """Load clients run beside this process, and several are there because one fills a core."""
+    clients, cores = config.load.clients, usable()
+    if clients > cores and any(isinstance(t, ServingTrial) for t in trials):
+        yield (
+            f"asked: load.clients={clients}, a core for each; found: {cores} cores here. Lower "
+            "load.clients: clients that share a core are later than one alone"
+        )
 
 
 def _attached(config: Config, arm: Arm) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What stands before the ranks of an arm: routers, where there are any, and the load client."""
+"""What stands before the ranks of an arm: routers, where there are any, and load clients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sweeps.trial import ServingTrial
 
 
 class Front:
-    """Routers and client in actors of their own; replaced whole when one of them dies.
+    """Routers and clients in actors of their own; replaced whole when one of them dies.
 
     Args:
         config: The experiment.
@@ -60,7 +60,7 @@ class Front:
             if FOREIGN in policies:
                 actor = f"vllm_router:{name}"
                 self._routers[FOREIGN] = VllmRouterHost(config, actor, *given, cores, logs)
-            self._driver = Driver(name)
+            self._driver = Driver(name, config.load.clients)
         except BaseException:
             self.close()
             raise

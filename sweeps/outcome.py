@@ -137,6 +137,7 @@ def _cell_columns(trial: Trial) -> dict[str, Any]:
         "prompts": load["prompts"],
         "cancel_share": load["cancel_share"] or None,
         "cancel_after_tokens": load["cancel_after_tokens"] if load["cancel_share"] else None,
+        "clients": load["clients"],
         **({"tp": layout.tp, "dp": layout.dp} if trial.gpus else {}),
         **({"ep": layout.tp * layout.dp} if layout.enable_ep else {}),
     }

@@ -15,6 +15,7 @@ from ep_ray.config.schema import (
     ArrivalKind,
     Config,
     DeviceKind,
+    Load,
     Measure,
     RouterPolicy,
     Transport,
@@ -104,13 +105,18 @@ class _ArmSide:
         full = {"arm": arm, "load": without(config.load, ("shapes", "concurrency", "rate"))}
         hashed = {
             "arm": without(arm, _NEUTRAL_ARM),
-            "load": without(config.load, _NEUTRAL_LOAD),
+            "load": without(config.load, _neutral(config.load)),
         }
         deployment = hashlib.sha256(engines.encode()).hexdigest()[:12]
         side = Side.of(own | full, own | hashed)
         ours = router not in (RouterPolicy.none, RouterPolicy.vllm_router)
         counted = processes if ours else None
         return cls(arm, transport, router, counted, deployment, side)
+
+
+def _neutral(load: Load) -> tuple[str, ...]:
+    """Keys that are not hashed; one client is what sweeps had before there could be more."""
+    return _NEUTRAL_LOAD if load.clients > 1 else (*_NEUTRAL_LOAD, "clients")
 
 
 def _serving_trial(

@@ -25,7 +25,7 @@ def sections(view: View) -> list[Section]:
 
 
 def sentence(view: View) -> str:
-    """Devices and the versions that matter most, in one sentence."""
+    """Devices, the versions that matter most, and load clients if not one, in one sentence."""
     devices = dict.fromkeys(t.device for t in view.trials if t.device)
     hosts = len(_hosts(view))
     parts = [" and ".join(devices) or "an unrecorded device"]
@@ -33,6 +33,8 @@ def sentence(view: View) -> str:
     for name in _BRIEF_VERSIONS:
         found = dict.fromkeys(v for t in view.trials if (v := _json(t.versions_json).get(name)))
         parts += [f"{name} {' and '.join(map(str, found))}"] if found else []
+    clients = dict.fromkeys(t.clients for t in view.trials if (t.clients or 1) > 1)
+    parts += [f"load from {' and '.join(map(str, clients))} client processes"] if clients else []
     return f"On {', '.join(parts)}."
 
 

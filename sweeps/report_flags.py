@@ -79,7 +79,8 @@ def _cell_flags(view: View) -> Iterator[Flag]:
         at = view.place(trial)
         if cell["client_lag_flag"]:
             lag_ms = (cell["client_lag_p99_ns"] or 0) / 1e6
-            yield Flag(*at, "client late (p99)", f"{lag_ms:.3f} ms")
+            advice = "; load.clients=2 may help" if (trial.clients or 1) == 1 else ""
+            yield Flag(*at, f"client late (p99){advice}", f"{lag_ms:.3f} ms")
         if cell["plausibility"]:
             yield Flag(*at, "plausibility", cell["plausibility"])
         asked = min(trial.concurrency or 0, trial.requests or 0)

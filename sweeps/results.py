@@ -70,6 +70,7 @@ class Trial:
     moe_layers: int | None
     arm_kind: str | None
     tags: str | None
+    clients: int | None
 
     @property
     def label(self) -> str:

@@ -18,6 +18,7 @@ ADDED_LATER = frozenset(
     | {"cancel_share", "cancel_after_tokens"}
     | {"router_processes"}
     | {"moe_layers", "arm_kind"}
+    | {"clients"}
 )
 """Columns that folders of this version may lack: they were written before there was such a thing,
 and read as null."""
@@ -90,6 +91,7 @@ TRIALS = _schema(
     ("router_processes", pa.int32()),  # of ep-ray's own router, on one port; null without it
     ("moe_layers", pa.int32()),  # of the model served; null for a dense or an unknown one
     ("arm_kind", pa.string()),  # arm.kind; null was not recorded
+    ("clients", pa.int32()),  # processes that sent the load; null was one
 )
 
 # One row per operation of an all-to-all trial.

@@ -42,6 +42,8 @@ def check_load(config: Config) -> Iterator[str]:
         yield "`load.min_requests` and `load.requests_per_slot` are at least 1"
     if load.sessions < 0:
         yield f"`load.sessions={load.sessions}`: at least 0"
+    if load.clients < 1:
+        yield f"`load.clients={load.clients}`: at least 1"
     yield from _cancel(load)
 
 
@@ -126,6 +128,11 @@ def _closed(load: Load) -> Iterator[str]:
     for c in load.concurrency:
         if c < 1:
             yield f"`load.concurrency={c}`: at least 1"
+        elif c < load.clients:
+            yield (
+                f"`load.concurrency={c}` with load.clients={load.clients}: each client needs a "
+                "request in flight; lower load.clients, or leave this concurrency out"
+            )
     if load.rate:
         yield (
             f"`load.rate={load.rate}` with load.arrival=closed, which has no rate: choose "

@@ -172,6 +172,8 @@ class Load:
         cancel_share: Share of the measured requests that the client cancels, 0 to 1: the same
             ones in every arm. They are no failures and count in no figure.
         cancel_after_tokens: Tokens after which it closes their connections.
+        clients: Processes that send the load, where one cannot keep up. They share out a cell's
+            requests and concurrency, and begin its measured requests together.
     """
 
     api: Api = Api.completions
@@ -195,3 +197,4 @@ class Load:
     sessions: int = 0
     cancel_share: float = 0.0
     cancel_after_tokens: int = 8
+    clients: int = 1

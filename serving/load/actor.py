@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 import ray
 
 from serving.load.client import run_cell
+from serving.load.gate import Gate
 from serving.load.records import CellRecord, Request
 from serving.load.target import Target
 
-# One thread for the cell, and room for `ping` and `stop` while it runs.
+# One thread for the cell, and room for the other calls while it runs.
 _THREADS = 4
 
 
@@ -22,6 +23,7 @@ class LoadClientActor:
     def __init__(self) -> None:
         self._busy = threading.Lock()
         self._stop: threading.Event | None = None
+        self._gate: Gate | None = None
 
     def ping(self) -> str:
         """Name of the node that sends the load."""
@@ -35,8 +37,9 @@ class LoadClientActor:
         request_timeout_s: float,
         extra_headers: Mapping[str, str] | None = None,
         arrivals_ns: Sequence[int] | None = None,
+        together: bool = False,
     ) -> CellRecord:
-        """Runs one cell; see `run_cell`.
+        """Runs one cell; see `run_cell`. With `together`, measured requests wait for `begin`.
 
         Raises:
             RuntimeError: A cell is running already.
@@ -44,6 +47,7 @@ class LoadClientActor:
         if not self._busy.acquire(blocking=False):
             raise RuntimeError("this load client is running a cell: wait for it, or stop it")
         stop = self._stop = threading.Event()
+        gate = self._gate = Gate() if together else None
         try:
             return run_cell(
                 targets,
@@ -53,10 +57,24 @@ class LoadClientActor:
                 extra_headers=extra_headers,
                 arrivals_ns=arrivals_ns,
                 stop=stop,
+                gate=gate,
             )
         finally:
-            self._stop = None
+            self._stop = self._gate = None
             self._busy.release()
+
+    def waits(self) -> bool:
+        """Whether a cell has warmed up, and its measured requests wait for `begin`."""
+        gate = self._gate
+        return gate is not None and gate.is_waiting
+
+    def begin(self, start_ns: int) -> bool:
+        """Sends the measured requests from this CLOCK_MONOTONIC time of the client's host on.
+
+        False if the time has passed, or nothing waits for it.
+        """
+        gate = self._gate
+        return gate is not None and gate.begin(start_ns)
 
     def stop(self) -> bool:
         """Ends the running cell, whose `run` then returns what there is. False if none runs."""

@@ -26,7 +26,8 @@ import uvloop
 from serving.load.cancel import Enough
 from serving.load.connection import Connection, Exchange, connect, connect_reason
 from serving.load.decode import decode
-from serving.load.metrics import in_flight_max
+from serving.load.gate import Gate
+from serving.load.metrics import cell_record
 from serving.load.records import CellRecord, Request, clock_offset_ns
 from serving.load.target import Target, request_bytes
 
@@ -44,6 +45,7 @@ def run_cell(
     extra_headers: Mapping[str, str] | None = None,
     arrivals_ns: Sequence[int] | None = None,
     stop: threading.Event | None = None,
+    gate: Gate | None = None,
 ) -> CellRecord:
     """Runs one cell: warm-up and calibration requests to completion, then the measured ones.
 
@@ -58,6 +60,7 @@ def run_cell(
         arrivals_ns: Open loop: when each measured request is sent, from the first moment of the
             measured phase on; `concurrency` then bounds the warm-up alone.
         stop: Once set from any thread, requests in flight are aborted and the cell ends.
+        gate: Where the measured requests wait until they may begin; None where one client is alone.
 
     Raises:
         ValueError: There is no target, the concurrency is below 1, request ids repeat, or there
@@ -74,7 +77,8 @@ def run_cell(
     if arrivals_ns is not None and len(arrivals_ns) != measured:
         raise ValueError(f"run_cell: {len(arrivals_ns)} arrivals for {measured} measured requests")
     exchanges = _prepare(targets, requests, extra_headers or {})
-    loop = _Loop(concurrency, request_timeout_s, stop or threading.Event(), arrivals_ns)
+    stop = stop or threading.Event()
+    loop = _Loop(concurrency, request_timeout_s, stop, arrivals_ns, gate)
     started_cpu_ns = time.thread_time_ns()
     with _no_gc_pauses(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(loop.run(exchanges))
@@ -124,6 +128,7 @@ class _Loop:
         timeout_s: float,
         stop: threading.Event,
         arrivals_ns: Sequence[int] | None,
+        gate: Gate | None,
     ) -> None:
         self.lags_ns: list[int] = []
         self.replaced = 0
@@ -131,6 +136,7 @@ class _Loop:
         self._timeout_s = timeout_s
         self._stop = stop
         self._arrivals_ns = arrivals_ns
+        self._gate = gate
         self._idle: dict[Target, list[Connection]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._loop: asyncio.AbstractEventLoop
@@ -144,33 +150,52 @@ class _Loop:
     async def run(self, exchanges: list[Exchange]) -> None:
         self._loop = asyncio.get_running_loop()
         self._beat(monotonic_ns())
-        for measured in (False, True):
-            phase = [e for e in exchanges if (e.request.role == "measured") is measured]
-            await self._run_phase(phase)
+        warm, measured = (
+            [e for e in exchanges if (e.request.role == "measured") is which]
+            for which in (False, True)
+        )
+        await self._open_connections(warm)
+        await self._closed_loop(warm)
+        await self._open_connections(measured)
+        start_ns = await self._start()
+        if self._arrivals_ns is None:
+            await self._closed_loop(measured)
+        else:
+            await self._open_loop(measured, [start_ns + after_ns for after_ns in self._arrivals_ns])
         self._beats.cancel()
         for connection in itertools.chain.from_iterable(self._idle.values()):
             connection.close()
 
-    async def _run_phase(self, phase: list[Exchange]) -> None:
-        if not phase or self._stop.is_set():
-            return
-        first = phase[: self._concurrency]
-        await self._each([self._open_ahead(target) for target in self._missing(first)])
-        if self._arrivals_ns is not None and phase[0].request.role == "measured":
-            await self._open_loop(phase, self._arrivals_ns)
-            return
-        work = iter(phase)  # shared: each slot takes the next exchange
-        await self._each([self._slot(work) for _ in first])
+    async def _open_connections(self, phase: list[Exchange]) -> None:
+        """Those that the first requests of a phase need."""
+        if not self._stop.is_set():
+            missing = self._missing(phase[: self._concurrency])
+            await self._each([self._open_ahead(target) for target in missing])
 
-    async def _open_loop(self, phase: list[Exchange], arrivals_ns: Sequence[int]) -> None:
-        start_ns = monotonic_ns()
-        due = [start_ns + after_ns for after_ns in arrivals_ns]
+    async def _start(self) -> int:
+        """When the measured requests begin: now, or when all clients may."""
+        if self._gate is None:
+            return monotonic_ns()
+        self._gate.wait()
+        while (start_ns := self._gate.start_ns) is None and not self._stop.is_set():
+            await asyncio.sleep(TIMER_NS / 1e9)
+        await self._until(start_ns or 0)
+        return start_ns or 0
+
+    async def _until(self, due_ns: int) -> None:
+        # libuv's timers count whole milliseconds and may be early: the last one is yielded away.
+        while (left_ns := due_ns - monotonic_ns()) > 0 and not self._stop.is_set():
+            await asyncio.sleep(max(0, left_ns - TIMER_NS) / 1e9)
+
+    async def _closed_loop(self, phase: list[Exchange]) -> None:
+        work = iter(phase)  # shared: each slot takes the next exchange
+        await self._each([self._slot(work) for _ in phase[: self._concurrency]])
+
+    async def _open_loop(self, phase: list[Exchange], due: list[int]) -> None:
         await self._each([self._send_at(*pair) for pair in zip(due, phase, strict=True)])
 
     async def _send_at(self, due_ns: int, exchange: Exchange) -> None:
-        # libuv's timers count whole milliseconds and may be early: the last one is yielded away.
-        while (left_ns := due_ns - monotonic_ns()) > 0:
-            await asyncio.sleep(max(0, left_ns - TIMER_NS) / 1e9)
+        await self._until(due_ns)
         if not self._stop.is_set():
             await self._attempt(exchange, due_ns)
 
@@ -251,19 +276,14 @@ class _Loop:
 def _cell_record(loop: _Loop, exchanges: list[Exchange], cpu_ns: int) -> CellRecord:
     several = len({exchange.target for exchange in exchanges}) > 1
     records = [decode(e, e.target.name if several else None) for e in exchanges if e.intended_ns]
-    measured = [r for r in records if r.role == "measured" and r.sent_ns is not None]
-    spans = [(r.sent_ns, r.end_ns) for r in measured if r.sent_ns is not None]
-    first_ns = min((sent for sent, _ in spans), default=None)
+    measured = [r for r in records if r.role == "measured"]
     late_ns = [r.sent_ns - r.intended_ns for r in measured if r.sent_ns is not None]
     lags = [loop.lags_ns, late_ns if loop.is_open else []]
-    return CellRecord(
-        wall_ns=max(end for _, end in spans) - first_ns if first_ns is not None else 0,
-        first_sent_ns=first_ns,
-        in_flight_max=in_flight_max(spans),
+    return cell_record(
+        records,
         client_lag_p99_ns=max(int(np.percentile(ns, 99)) if ns else 0 for ns in lags),
         client_cpu_ns=cpu_ns,
         replaced_connections=loop.replaced,
         clock_offset_ns=clock_offset_ns(),
         stopped=any(not e.end_ns or e.reason == _STOPPED for e in exchanges),
-        requests=records,
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from serving.load.records import RequestRecord
+from serving.load.records import CellRecord, RequestRecord
 
 _NS_PER_MS = 1e6
 _NS_PER_S = 1e9
@@ -124,6 +124,32 @@ def chunk_gaps(records: Sequence[RequestRecord]) -> tuple[Floats, npt.NDArray[np
     if not records:
         return np.empty(0), np.empty(0, dtype=np.int64)
     return np.concatenate(gaps) / _NS_PER_MS, np.concatenate(counts)
+
+
+def cell_record(
+    records: list[RequestRecord],
+    *,
+    client_lag_p99_ns: int,
+    client_cpu_ns: int,
+    replaced_connections: int,
+    clock_offset_ns: int,
+    stopped: bool,
+) -> CellRecord:
+    """The record of a cell: what follows from its requests, and what is known of its client."""
+    measured = [r for r in records if r.role == "measured"]
+    spans = [(r.sent_ns, r.end_ns) for r in measured if r.sent_ns is not None]
+    first_ns = min((sent for sent, _ in spans), default=None)
+    return CellRecord(
+        wall_ns=max(end for _, end in spans) - first_ns if first_ns is not None else 0,
+        first_sent_ns=first_ns,
+        in_flight_max=in_flight_max(spans),
+        client_lag_p99_ns=client_lag_p99_ns,
+        client_cpu_ns=client_cpu_ns,
+        replaced_connections=replaced_connections,
+        clock_offset_ns=clock_offset_ns,
+        stopped=stopped,
+        requests=records,
+    )
 
 
 def in_flight_max(spans: Sequence[tuple[int, int]]) -> int:

@@ -10,6 +10,7 @@ import pytest
 from ep_ray.config import schema as s
 from ep_ray.config.compose import compose_all
 from ep_ray.config.errors import ConfigError
+from ep_ray.cores import usable
 from ep_ray.inventory import Gpu, Machine
 from sweeps.available import backend_reasons
 from sweeps.feasible import check_feasible, gpus_needed, ports_of, ranks_of, resolve_device
@@ -213,6 +214,18 @@ def test_a_model_that_is_not_here_is_not_fetched():
     config.model = s.Model(name="m", path="nobody/nothing-of-this-name")
     with pytest.raises(ConfigError, match=r"model\.path=nobody/nothing-of-this-name is neither a"):
         check_feasible(config, plan(config, CPU), CPU, [machine("a", 0)], {})
+
+
+def test_every_load_client_needs_a_core_of_this_machine():
+    here = usable()
+    config = copy.deepcopy(composed("+exp=external_dp_rdma"))
+    config.load.clients = here
+    assert reasons(config, machine("a", 8, ib=8)) == []
+    config.load.clients = here + 1
+    assert reasons(config, machine("a", 8, ib=8)) == [
+        f"asked: load.clients={here + 1}, a core for each; found: {here} cores here. Lower "
+        "load.clients: clients that share a core are later than one alone"
+    ]
 
 
 @pytest.mark.parametrize(

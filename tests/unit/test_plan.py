@@ -217,6 +217,7 @@ CHANGES_SERVING = [
     {"load__sessions": 2},
     {"load__cancel_share": 0.5},
     {"load__cancel_after_tokens": 4},
+    {"load__clients": 2},
     {"load__prompts": s.PromptKind.text},
     {"load__shared_prefix_tokens": 16},
     {"load__file": "talks.json"},

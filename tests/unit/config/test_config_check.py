@@ -136,6 +136,11 @@ SERVING = [
         "`load.duration_s=0.0`: a number above 0",
     ),
     ({"load__sessions": -1}, "`load.sessions=-1`: at least 0"),
+    ({"load__clients": 0}, "`load.clients=0`: at least 1"),
+    (
+        {"load__clients": 2},  # and one cell has c = 1
+        "`load.concurrency=1` with load.clients=2: each client needs a request in flight; lower",
+    ),
     (
         {"load__cancel_share": 1.5},
         "`load.cancel_share=1.5`: a share of the measured requests, 0 to 1",
@@ -297,6 +302,10 @@ def test_what_lies_on_the_border_is_allowed():
     check(config_of("quickstart", router__port=0))
     session = {"arm__router": s.RouterPolicy.session, "load__sessions": 2}
     check(config_of("quickstart", router__processes=2, **session))
+    check(config_of("quickstart", load__clients=4, load__concurrency=[4, 6]))
+    # An open loop has no concurrency to split.
+    rate = {"load__arrival": s.ArrivalKind.poisson, "load__rate": [1.0]}
+    check(config_of("quickstart", load__clients=4, **rate))
     check(config_of("quickstart", workload__topk=16))
     routing = [s.RoutingKind.one_hot]
     check(config_of("quickstart", workload__routing=routing, workload__ep=[4]))

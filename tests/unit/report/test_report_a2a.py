@@ -179,7 +179,7 @@ def test_transport_and_flags_say_what_is_unproved_slow_or_implausible(
     flags = [(row["flag"], row["cells"]) for row in texts(tables_of(sections["Flags"])[""])]
     assert flags == [
         ("transport ib is unproved", "32/16 c8"),
-        ("client late (p99)", "32/16 c8: 2.500 ms"),
+        ("client late (p99); load.clients=2 may help", "32/16 c8: 2.500 ms"),
         ("plausibility", "32/16 c8: Little's law is off"),
         ("fewer in flight than asked for", "32/16 c8: 7 of 8"),
         ("completion tokens were counted from text, not from usage", "32/16 c8: 1 requests"),

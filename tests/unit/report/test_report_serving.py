@@ -203,6 +203,24 @@ def test_cancelled_requests_have_a_column_and_are_no_failures(results: Any, tmp_
     assert table.columns[:4] == ("cell", "arm", "ok/total", "cancelled")
 
 
+def test_several_load_clients_are_named_and_no_more_of_them_advised(
+    results: Any, tmp_path: Path
+) -> None:
+    for clients, shape in ((None, "8/1"), (1, "8/2"), (3, "8/3")):
+        trial = f"t{clients}"
+        results.trial(trial, shape=shape, cell=shape, concurrency=1, requests=1, clients=clients)
+        late = {"client_lag_flag": True, "client_lag_p99_ns": 2_000_000}
+        request = results.request(0, [10, 20], [1, 1])
+        results.serving(trial, [request], wall_ns=SECOND, in_flight_max=1, **late)
+    sections = sections_of(results.write(tmp_path))
+    assert "vllm 0.30.0, load from 3 client processes." in str(sections[""].blocks)
+    (flags,) = tables_of(sections["Flags"]).values()
+    assert [row[1:] for row in texts(flags)] == [
+        ["client late (p99); load.clients=2 may help", "8/1: 2.000 ms; 8/2: 2.000 ms"],
+        ["client late (p99)", "8/3: 2.000 ms"],
+    ]
+
+
 def test_repeats_give_medians_and_an_interval(results: Any, tmp_path: Path) -> None:
     for repeat, (ours, theirs) in enumerate([(100, 200), (110, 200), (300, 400)]):
         for arm, ttft in (("wide_tp", ours), ("external_dp_tcp", theirs)):
