@@ -53,6 +53,7 @@ _SHAPES["tiny_dense"] = {
     "rms_norm_eps": 1e-6, "rope_theta": 10000, "tie_word_embeddings": False,
     "max_position_embeddings": 8192, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
+MODEL_CACHE = Path("~/.cache/ep_ray/models").expanduser()
 _SPECIAL = ("<pad>", "<s>", "</s>")
 _EXPERT_KEYS = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
@@ -120,6 +121,26 @@ def resolve(model: Any, cache_dir: str | Path) -> ResolvedModel:
     )
     _check_limits(resolved, text, model.experts)
     return resolved
+
+
+def tokenizer_file(model: Any, cache_dir: str | Path) -> str | None:
+    """`tokenizer.json` of a model that is on this machine; None where there is none.
+
+    Args:
+        model: As for `resolve`.
+        cache_dir: Receives made models.
+    """
+    try:
+        if model.made is not None:
+            folder = make(model.made, cache_dir)
+        elif model.path is not None:
+            folder = _find(model.path, model.revision)
+        else:
+            return None
+    except ModelError:  # `resolve` says why
+        return None
+    found = folder / "tokenizer.json"
+    return str(found) if found.is_file() else None
 
 
 def make(shape: str, cache_dir: str | Path) -> Path:

@@ -13,6 +13,7 @@ from serving.load.cancel import cancelled_places
 from serving.load.file_drafts import conversation_drafts, fitting, trace_part
 from serving.load.prompt_file import PromptFile, read_prompt_file
 from serving.load.prompts import CallSpec
+from serving.models import MODEL_CACHE, tokenizer_file
 from sweeps.trial import ServingTrial, Trial
 
 
@@ -72,12 +73,14 @@ def prompt_file(config: Config) -> PromptFile | None:
         return None
     path = Path(load.file)
     stamp = path.stat().st_mtime_ns if path.is_file() else 0
-    return _read(load.prompts.name, load.file, stamp)
+    talks = load.prompts is PromptKind.conversations
+    tokenizer = tokenizer_file(config.model, MODEL_CACHE) if talks else None
+    return _read(load.prompts.name, load.file, stamp, tokenizer)
 
 
 @lru_cache(maxsize=1)  # they can be large, and every block asks
-def _read(kind: str, path: str, _: int) -> PromptFile:
-    return read_prompt_file(kind, path)
+def _read(kind: str, path: str, _: int, tokenizer: str | None) -> PromptFile:
+    return read_prompt_file(kind, path, tokenizer)
 
 
 def prompt_problems(config: Config, trials: Sequence[Trial]) -> Iterator[str]:

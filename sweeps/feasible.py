@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from importlib import metadata, util
-from pathlib import Path
 
 from ep_ray.a2a.routing_file import read_routing
 from ep_ray.address import LOOPBACK
@@ -24,7 +23,7 @@ from ep_ray.inventory import Machine
 from ep_ray.layout import gpus_per_server, has_engines, servers
 from serving.attached import AttachError, attach
 from serving.engine_http import counters
-from serving.models import ModelError, resolve
+from serving.models import MODEL_CACHE, ModelError, resolve
 from serving.ports import (
     PortError,
     check_free,
@@ -38,8 +37,6 @@ from serving.router.vllm_router import find_program
 from sweeps.available import Reasons
 from sweeps.call import prompt_problems, takes_prompts
 from sweeps.trial import A2aTrial, ServingTrial, Trial
-
-MODEL_CACHE = Path("~/.cache/ep_ray/models").expanduser()
 
 
 def resolve_device(config: Config, machines: Sequence[Machine]) -> DeviceKind:

@@ -14,13 +14,12 @@ from ep_ray.interrupt import uninterrupted
 from ep_ray.observer import Observer
 from ep_ray.telemetry import tags
 from ep_ray.watchdog import TrialError
-from serving.models import resolve
+from serving.models import MODEL_CACHE, resolve
 from sweeps.a2a_host import A2aHost
 from sweeps.arm_host import ArmHost
 from sweeps.attached_host import AttachedHost
 from sweeps.available import Reasons
 from sweeps.block import Block
-from sweeps.feasible import MODEL_CACHE
 from sweeps.host import Host
 from sweeps.null_host import NullHost
 from sweeps.outcome import UNAVAILABLE, Outcome, released_rows, trial_row

@@ -11,9 +11,9 @@ from ep_ray.config.errors import ConfigError
 from ep_ray.config.schema import Config, DeviceKind
 from ep_ray.inventory import Machine, local_machine
 from ep_ray.session import Session
+from serving.models import MODEL_CACHE
 from sweeps.available import Reasons, backend_reasons
 from sweeps.feasible import (
-    MODEL_CACHE,
     check_feasible,
     ports_of,
     ranks_of,

@@ -1,8 +1,8 @@
 """Reads what prompts are made from: a trace (see `trace_file`), or conversations.
 
 Conversations are in the format of ShareGPT: a JSON array of objects, each with `conversations`, a
-list of turns `{"from": "human" or "gpt", "value": TEXT}`; more keys do no harm. Where no tokenizer
-is at hand, four bytes of UTF-8 count as a token.
+list of turns `{"from": "human" or "gpt", "value": TEXT}`; more keys do no harm. Tokens are counted
+by the model's tokenizer; where none is at hand, four bytes of UTF-8 count as one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -19,8 +19,10 @@ from typing import Any
 from serving.load.trace_file import TraceEntry, read_trace
 
 _BYTES_PER_TOKEN = 4
+_MARKER_TOKENS = 17  # most that a marker of 16 digits and a space can be
 _ASKING = ("human", "user")
 _SILENT = ("system",)
+_Counter = tuple[Callable[[str], int], Callable[[str], int]]  # tokens of a prompt, of a reply
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
@@ -30,8 +32,9 @@ class Conversation:
 
     Attributes:
         prompt: What was asked.
-        prompt_tokens: About how many tokens that is.
-        completion_tokens: About how many tokens were replied.
+        prompt_tokens: How many tokens that is, with room for a marker before it; without a
+            tokenizer about how many it is alone.
+        completion_tokens: How many tokens were replied; without a tokenizer about how many.
     """
 
     prompt: str
@@ -56,10 +59,15 @@ class PromptFile:
     trace: tuple[TraceEntry, ...] = ()
 
 
-def read_prompt_file(kind: str, path: str) -> PromptFile:
+def read_prompt_file(kind: str, path: str, tokenizer: str | None = None) -> PromptFile:
     """Reads a file of `conversations` or a `trace`.
 
     Conversations in which nobody is asked and replies are left out.
+
+    Args:
+        kind: What it holds.
+        path: Where it is.
+        tokenizer: The model's `tokenizer.json`, which counts the tokens of conversations.
 
     Raises:
         ValueError: The file is missing or is not in the format; says in which line.
@@ -78,7 +86,26 @@ def read_prompt_file(kind: str, path: str) -> PromptFile:
     digest = hashlib.sha256(content).hexdigest()
     if kind == "trace":
         return PromptFile(path, digest, trace=read_trace(text, where))
-    return PromptFile(path, digest, _conversations(text, where))
+    return PromptFile(path, digest, _conversations(text, where, _counter(tokenizer)))
+
+
+def _counter(tokenizer: str | None) -> _Counter:
+    if tokenizer is None:
+        return about_tokens, about_tokens
+    from tokenizers import Tokenizer
+
+    try:
+        found = Tokenizer.from_file(tokenizer)
+    except Exception as error:  # the library raises nothing narrower
+        raise ValueError(f"{tokenizer} cannot be read as a tokenizer: {error}") from error
+
+    def prompt(text: str) -> int:
+        return len(found.encode(text).ids) + _MARKER_TOKENS
+
+    def reply(text: str) -> int:
+        return len(found.encode(text, add_special_tokens=False).ids)
+
+    return prompt, reply
 
 
 def about_tokens(text: str) -> int:
@@ -86,11 +113,11 @@ def about_tokens(text: str) -> int:
     return -(-len(text.encode()) // _BYTES_PER_TOKEN)
 
 
-def _conversations(text: str, where: str) -> tuple[Conversation, ...]:
+def _conversations(text: str, where: str, counter: _Counter) -> tuple[Conversation, ...]:
     found = []
     for line, element in _elements(text, where):
         turns = _turns(element, f"{where}, line {line}")
-        if conversation := _first_exchange(turns):
+        if conversation := _first_exchange(turns, counter):
             found.append(conversation)
     if not found:
         raise ValueError(f"{where}: no conversation in which a human asks and is replied to")
@@ -136,11 +163,11 @@ def _turns(element: Any, where: str) -> list[tuple[str, str]]:
     return [(turn["from"], turn["value"].strip()) for turn in turns]
 
 
-def _first_exchange(turns: list[tuple[str, str]]) -> Conversation | None:
+def _first_exchange(turns: list[tuple[str, str]], counter: _Counter) -> Conversation | None:
     spoken = [turn for turn in turns if turn[0] not in _SILENT]
     for (who, prompt), (other, reply) in pairwise(spoken):
         if who in _ASKING:
             if other in _ASKING or not prompt or not reply:
                 return None
-            return Conversation(prompt, about_tokens(prompt), about_tokens(reply))
+            return Conversation(prompt, counter[0](prompt), counter[1](reply))
     return None

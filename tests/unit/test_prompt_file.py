@@ -7,9 +7,13 @@ import json
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
 
+from ep_ray.config.schema import Model
+from serving.load.file_drafts import conversation_drafts, fitting
 from serving.load.prompt_file import Conversation, PromptFile, read_prompt_file
 from serving.load.prompts import CallSpec, build_requests
+from serving.models import tokenizer_file
 
 
 def talk(*turns: tuple[str, str]) -> dict[str, object]:
@@ -45,6 +49,41 @@ def test_the_first_question_that_is_replied_to_is_taken(tmp_path):
     assert found.conversations == (Conversation("What is it?", 3, 3), Conversation("Über", 2, 1))
     assert found.digest == hashlib.sha256(text.encode()).hexdigest()
     assert read(tmp_path, json.dumps(TALKS)).conversations == found.conversations
+
+
+def test_the_models_tokenizer_counts_and_leaves_room_for_the_marker(tmp_path):
+    # The made tokenizer takes each byte for a token.
+    tokenizer = tokenizer_file(Model(name="m", made="tiny"), tmp_path)
+    path = tmp_path / "prompts.json"
+    path.write_text(json.dumps(TALKS), encoding="utf-8")
+    found = read_prompt_file("conversations", str(path), tokenizer)
+    assert [(c.prompt_tokens, c.completion_tokens) for c in found.conversations] == [
+        (len("What is it?") + 17, len("It is a cat.")), (len("Über".encode()) + 17, len("Yes")),
+    ]  # fmt: skip
+    # 11 + 17 + 12 tokens fit into 40 and not into 39.
+    first = found.conversations[0]
+    assert first in fitting(found, None, 40)
+    assert first not in fitting(found, None, 39)
+
+
+def test_a_marker_is_never_more_than_the_tokens_left_for_it(tmp_path):
+    file = tokenizer_file(Model(name="m", made="tiny"), tmp_path)
+    (draft,) = conversation_drafts([Conversation("ask", 3, 1)], "d", ["measured"], ["k"], None)
+    assert len(Tokenizer.from_file(file).encode(draft.prompt).ids) == 3 + 17
+
+
+def test_a_model_without_a_tokenizer_has_none(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    assert tokenizer_file(Model(name="m", path=str(tmp_path)), tmp_path) is None
+    assert tokenizer_file(Model(name="m", path="./nowhere"), tmp_path) is None
+    assert tokenizer_file(Model(name="m"), tmp_path) is None
+    (tmp_path / "tokenizer.json").write_text("{}")
+    broken = tokenizer_file(Model(name="m", path=str(tmp_path)), tmp_path)
+    assert broken == str(tmp_path / "tokenizer.json")
+    talks = tmp_path / "talks.json"
+    talks.write_text(json.dumps(TALKS))
+    with pytest.raises(ValueError, match=r"tokenizer\.json cannot be read as a tokenizer"):
+        read_prompt_file("conversations", str(talks), broken)
 
 
 @pytest.mark.parametrize(
